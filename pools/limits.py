@@ -1,0 +1,104 @@
+"""The named limits: nothing that a user can send is unbounded. Each is generous and has a clear error.
+
+Also the one rule of what a name may be, since every name (pool, requester, request id, resource key) obeys it.
+"""
+
+from __future__ import annotations
+
+from .errors import BadInput
+
+NAME_MAX_CHARS = 200
+"""Pool, requester, request id, resource key. Short enough to show, and to be part of an actor's name."""
+
+KEYS_MAX = 64
+"""Resource keys of one request, one pool, or one policy."""
+
+AMOUNT_MAX = 2**53
+"""One amount of one key: beyond it, a JSON reader would no longer see the exact integer."""
+
+PRIORITY_ABS_MAX = 2**31
+"""A policy's priority, either way."""
+
+SECONDS_MAX = 10 * 365 * 86_400
+"""Any duration that can be configured: ten years. Longer is a mistake of units."""
+
+RETRIES_MAX = 1_000_000
+"""Retries of one request."""
+
+BATCH_MAX = 10_000
+"""Requests in one call."""
+
+POOLS_MAX = 1_000
+"""Pools of one coordinator: each is an actor."""
+
+POLICIES_MAX = 100_000
+"""Policies of one coordinator, over all its pools."""
+
+LABELS_MAX = 32
+"""Node labels in one pool's placement."""
+
+MESSAGE_MAX_BYTES = 64 * 2**20
+"""One call to an actor, packed."""
+
+CONFIG_MAX_BYTES = 16 * 2**20
+"""A configuration or scenario file."""
+
+TRACE_MAX_ROWS = 5_000_000
+"""Rows of one job trace."""
+
+TRACE_LINE_MAX_CHARS = 100_000
+"""One line of a job trace."""
+
+NAME_EXPECTED = f"a name of 1 to {NAME_MAX_CHARS} printable characters, with no space at either end and no control characters"
+
+
+def name_problem(value: object) -> str | None:
+    """What would be right if `value` can't be a name, else None."""
+    if not isinstance(value, str) or not 0 < len(value) <= NAME_MAX_CHARS:
+        return NAME_EXPECTED
+    # isprintable() refuses control, format and separator characters (but for the space) and lone surrogates,
+    # so a name is safe in a terminal, in a log line and in UTF-8
+    if not value.isprintable() or value != value.strip():
+        return NAME_EXPECTED
+    return None
+
+
+def check_name(field: str, value: object, where: str = "") -> str:
+    """The name itself; BadInput naming `field` if it can't be one."""
+    problem = name_problem(value)
+    if problem is not None:
+        raise BadInput(field, value, problem, where)
+    assert isinstance(value, str)
+    return value
+
+
+def integer_problem(value: object, low: int = 0, high: int = AMOUNT_MAX) -> str | None:
+    """What would be right if `value` is no integer from `low` to `high` (a bool is none), else None."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        return f"an integer from {low} to {high}"
+    return None
+
+
+def check_integer(field: str, value: object, low: int = 0, high: int = AMOUNT_MAX, where: str = "") -> int:
+    """The integer itself; BadInput naming `field` if it is none, or out of range."""
+    problem = integer_problem(value, low, high)
+    if problem is not None:
+        raise BadInput(field, value, problem, where)
+    assert isinstance(value, int)
+    return value
+
+
+def seconds_problem(value: object) -> str | None:
+    """What would be right if `value` is no duration in seconds, else None. Refuses nan and infinities too."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= SECONDS_MAX:
+        return f"seconds, a number from 0 to {SECONDS_MAX}"
+    return None
+
+
+def check_seconds(field: str, value: object, where: str = "") -> float:
+    """The duration as a float; BadInput naming `field` if it can't be one."""
+    problem = seconds_problem(value)
+    if problem is not None:
+        raise BadInput(field, value, problem, where)
+    assert isinstance(value, (int, float))
+    return float(value)
