@@ -1,0 +1,188 @@
+"""The contract of a log store, and every error it raises. The words (row, turn, epoch) are in the package
+docstring.
+
+A store is used by one caller at a time (any thread, never two at once). What a caller may rely on:
+
+- `append` returned: the whole turn is durable. It raised `AppendFailed`, `Fenced` or `SequenceGap`: nothing
+  of the turn is, and with `AppendFailed` the same store may be tried again. It raised `SyncFailed`: nobody
+  knows; the process must end (`os._exit`) before it answers anyone, and a successor reads what is there.
+- A store that was fenced or whose sync failed stays so: every later write raises the same.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ray_pools.errors import PoolsError
+
+BODY_MAX_BYTES = 16 * 2**20
+"""The largest event. SQLite could take more, but a turn of such events must fit into memory."""
+
+
+class Row(NamedTuple):
+    """One event as it stands in the log."""
+
+    seq: int
+    epoch: int
+    at: float
+    """The core's time in seconds."""
+    body: bytes
+    chain: bytes
+
+
+class Snapshot(NamedTuple):
+    """The folded state after row `seq`; `epoch` is that row's."""
+
+    seq: int
+    epoch: int
+    state: bytes
+
+
+class StoreError(PoolsError):
+    """What a store has to say; `where` names the log (a file, or an address and a name)."""
+
+    def __init__(self, where: str, why: str) -> None:
+        self.where, self.why = where, why
+        super().__init__(f"{where}: {why}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.where, self.why)
+
+
+class AppendFailed(StoreError):
+    """A write was rolled back as a whole (disk full, I/O error before the commit, a lock that never came)."""
+
+
+class SyncFailed(StoreError):
+    """The commit itself failed: the turn may or may not be on disk. The process must end."""
+
+
+class UnsafeStore(StoreError):
+    """The store's settings don't keep the contract's promises, so it was not opened."""
+
+
+class ForeignStore(StoreError):
+    """Some other application's file, another actor's log, or one of a newer version of this format."""
+
+
+class NoLog(StoreError):
+    """There is no log of this name at this address."""
+
+
+class Fenced(StoreError):
+    """Somebody opened this log after us: epoch `current` where ours is `mine`. Nothing was written."""
+
+    def __init__(self, where: str, mine: int, current: int) -> None:
+        self.mine, self.current = mine, current
+        super().__init__(
+            where,
+            f"this writer opened epoch {mine}, a later one has opened epoch {current}; nothing was written",
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.where, self.mine, self.current)
+
+
+class SequenceGap(StoreError):
+    """The caller counts on row `expected` being the last, but `head` is."""
+
+    def __init__(self, where: str, expected: int, head: int) -> None:
+        self.expected, self.head = expected, head
+        super().__init__(where, f"row {expected} should be the last, but the last row is {head}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.where, self.expected, self.head)
+
+
+class Corrupt(StoreError):
+    """The log is damaged at row `seq` (0: not in a row, but in what stands before all rows)."""
+
+    def __init__(self, where: str, seq: int, why: str) -> None:
+        self.seq, self.detail = seq, why
+        super().__init__(where, f"the log is damaged at row {seq}: {why}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.where, self.seq, self.detail)
+
+
+class Pruned(StoreError):
+    """Rows from `wanted` on were asked for, but the first one kept is `first`."""
+
+    def __init__(self, where: str, wanted: int, first: int) -> None:
+        self.wanted, self.first = wanted, first
+        super().__init__(where, f"row {wanted} is pruned; the first row kept is {first}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.where, self.wanted, self.first)
+
+
+class Reader(ABC):
+    """Reads a log and changes nothing: neither the epoch nor, in sqlite, the file (it never checkpoints)."""
+
+    where: str
+    """Names the log in errors."""
+
+    @abstractmethod
+    def read(self, from_seq: int = 1) -> Iterator[Row]:
+        """The rows from `from_seq` to the one that is last now, in order, each verified as it is yielded.
+
+        Holds neither a lock nor many rows at a time. Call again with the last seq + 1 to follow a live log.
+        Raises, while iterating: `Corrupt` at the first row that is not as it was written; `Pruned`;
+        `SequenceGap` if row `from_seq - 1` does not exist.
+        """
+
+    @abstractmethod
+    def head(self) -> tuple[int, int]:
+        """(epoch, seq): the epoch of the latest opener, and the last row's number (0: none yet)."""
+
+    @abstractmethod
+    def first_seq(self) -> int:
+        """The number of the first row that was not pruned: 1 until something was."""
+
+    @abstractmethod
+    def latest_snapshot(self) -> Snapshot | None:
+        """The latest snapshot; None if there is none. Corrupt if it is damaged or newer than the log."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of the store. May be called twice."""
+
+
+class Store(Reader):
+    """A log to write to. Nothing is touched until `open`; every other method needs it."""
+
+    @abstractmethod
+    def open(self) -> int:
+        """Makes the log if there is none, raises its epoch durably, returns it: earlier openers are fenced."""
+
+    @abstractmethod
+    def append(self, records: Sequence[tuple[float, bytes]], expected_seq: int) -> int:
+        """Appends one turn of (at, body) and returns the last row's number, all of it durable.
+
+        `expected_seq` is the number of the row that the caller takes to be the last (0: none). A turn without
+        records writes nothing, but still checks that this writer is not fenced. Raises `Fenced`,
+        `SequenceGap`, `AppendFailed`, `SyncFailed`, `Corrupt`.
+        """
+
+    @abstractmethod
+    def snapshot(self, seq: int, state: bytes) -> None:
+        """Keeps `state` as the state after row `seq`, durably, in place of the snapshot before.
+
+        Raises as `append`; `SequenceGap` if there is no row `seq`, `AppendFailed` if a later one is snapshot.
+        """
+
+    @abstractmethod
+    def prune(self, before_seq: int) -> int:
+        """Removes the rows below `before_seq`, and returns how many. Raises as `append`.
+
+        Only rows below the latest snapshot's can go (`AppendFailed` otherwise): that row and all after it
+        stay.
+        """
+
+
+def cannot_prune(before_seq: int, latest: Snapshot | None) -> str:
+    """Why rows below `before_seq` must stay."""
+    have = f"the latest snapshot is of row {latest.seq}" if latest else "there is no snapshot"
+    return f"can't prune below row {before_seq}: {have}, and only rows before it can go"
