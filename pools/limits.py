@@ -49,7 +49,9 @@ TRACE_MAX_ROWS = 5_000_000
 TRACE_LINE_MAX_CHARS = 100_000
 """One line of a job trace."""
 
-NAME_EXPECTED = f"a name of 1 to {NAME_MAX_CHARS} printable characters, with no space at either end and no control characters"
+NAME_EXPECTED = (
+    f"a name of 1 to {NAME_MAX_CHARS} printable characters, no control characters, no space at an end"
+)
 
 
 def name_problem(value: object) -> str | None:

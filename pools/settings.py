@@ -127,8 +127,8 @@ def parse_memory_mb(value: object, field: str = "memory") -> int:
         count = Fraction(match[1])
         power = "kmgtp".index(unit) + 1 if unit else 0
         base = 1024 if match[3] else 1000
-    amount_mb = math.ceil(count * base**power / 1_000_000)
-    if not 0 <= count or amount_mb > AMOUNT_MAX:
+    amount_mb: int = math.ceil(count * base**power / 1_000_000)
+    if count < 0 or amount_mb > AMOUNT_MAX:
         raise BadInput(field, value, f"{_MEMORY_EXPECTED}, from 0 to {AMOUNT_MAX} MB")
     return amount_mb
 

@@ -133,13 +133,14 @@ def check_config(pools: Mapping[str, PoolConfig], policies: Iterable[PolicyConfi
 
 def check_pool(pool: PoolConfig, path: Path) -> list[Problem]:
     """What is wrong with one pool, its policies left aside."""
-    problems = [_named((*path, "name"), pool.name)]
+    problems: list[Problem | None] = [_named((*path, "name"), pool.name)]
     problems += _check_amounts((*path, "capacity"), pool.capacity)
     if pool.queueing not in QUEUEINGS:
         problems.append(Problem((*path, "queueing"), pool.queueing, " or ".join(QUEUEINGS)))
     for field in POOL_SECONDS:
         expected = seconds_problem(getattr(pool, field))
-        problems.append(expected and Problem((*path, field), getattr(pool, field), expected))
+        if expected:
+            problems.append(Problem((*path, field), getattr(pool, field), expected))
     if pool.placement is not None:
         problems += _check_placement(pool, (*path, "placement"))
     return _found(problems)
@@ -180,14 +181,15 @@ def _check_shares(pool: PoolConfig, policies: list[tuple[int, PolicyConfig]]) ->
     first_with: dict[str, int] = {}
     for index, policy in policies:
         path = ("policies", index)
-        if not isinstance(policy.requester, str):
+        requester: object = policy.requester
+        if not isinstance(requester, str):
             continue
-        if policy.requester in first_with:
-            earlier = path_text(("policies", first_with[policy.requester]))
+        if requester in first_with:
+            earlier = path_text(("policies", first_with[requester]))
             expected = f"one policy per requester and pool; {earlier} is this requester's on pool {pool_name}"
-            problems.append(Problem((*path, "requester"), policy.requester, expected))
+            problems.append(Problem((*path, "requester"), requester, expected))
             continue
-        first_with[policy.requester] = index
+        first_with[requester] = index
         reserved, limit = _integers(policy.reserved), _integers(policy.limit)
         for field, amounts in (("reserved", reserved), ("limit", limit)):
             for key in amounts:

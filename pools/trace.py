@@ -1,0 +1,179 @@
+"""Job traces: rows of .csv or .csv.gz files as jobs to replay.
+
+Columns `submit_s,duration_s,gpus,requester` are needed, `priority` and `pool` are read where they are there and
+not blank, others are ignored. Rows stand in the order of their submission. A file is read row by row: memory
+holds the jobs, never the file's text; rows, line length and amounts are limited (`pools.limits`).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from .errors import MISSING, BadInput, shown
+from .limits import (
+    AMOUNT_MAX,
+    PRIORITY_ABS_MAX,
+    SECONDS_MAX,
+    TRACE_LINE_MAX_CHARS,
+    TRACE_MAX_ROWS,
+    check_integer,
+    check_name,
+)
+
+NEEDED = ("submit_s", "duration_s", "gpus", "requester")
+OPTIONAL = ("priority", "pool")
+
+
+class TraceJob(NamedTuple):
+    """One job. `id` is its row's number, from 1, the heading not counted."""
+
+    id: str
+    submit_s: float
+    duration_s: float
+    gpus: int
+    requester: str
+    priority: int = 0
+    pool: str = ""
+
+
+def read_trace(path: str | Path, limit: int | None = None) -> list[TraceJob]:
+    """The first `limit` jobs (all, if None) of one trace, by submission.
+
+    Raises BadInput naming file, line, column, value and what would be right, also for a trace without rows and
+    for one that is not sorted. Rows behind the limit are not looked at.
+    """
+    if limit is not None:
+        check_integer("limit", limit, 1, TRACE_MAX_ROWS)
+    name = str(path)
+    jobs: list[TraceJob] = []
+    try:
+        with _opened(path) as text:
+            for job in _rows(text, name):
+                jobs.append(job)
+                if len(jobs) == limit:
+                    break
+    except UnicodeDecodeError:
+        raise BadInput("TRACE", name, "text in UTF-8", f"{name}, after {len(jobs)} rows") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
+        raise BadInput("TRACE", name, f"a whole gzip file, as its name says: {problem}", name) from None
+    except (OSError, ValueError) as problem:
+        if isinstance(problem, csv.Error):
+            raise
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise BadInput("TRACE", name, f"a .csv or .csv.gz file that can be read: {reason}") from None
+    if not jobs:
+        raise BadInput("TRACE", name, "at least one row under the heading", name)
+    return jobs
+
+
+def _opened(path: str | Path) -> IO[str]:
+    if str(path).endswith(".csv.gz"):
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    if str(path).endswith(".csv"):
+        return open(path, encoding="utf-8-sig", newline="")
+    raise BadInput("TRACE", str(path), "a file whose name ends in .csv or .csv.gz")
+
+
+def _rows(text: IO[str], name: str) -> Iterator[TraceJob]:
+    lines = _limited(text, name)
+    reader = csv.reader(lines, strict=True)
+    columns: dict[str, int] | None = None
+    row_count, submit_before_s = 0, 0.0
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as problem:
+            where = f"{name}:{reader.line_num}"
+            raise BadInput("TRACE", name, f"comma-separated values: {problem}", where) from None
+        if cells is None:
+            return
+        where = f"{name}:{reader.line_num}"
+        if columns is None:
+            columns = _columns(cells, where)
+            continue
+        if not cells:
+            continue  # an empty line, such as the last one often is
+        row_count += 1
+        if row_count > TRACE_MAX_ROWS:
+            raise BadInput("TRACE", f"row {row_count}", f"at most {TRACE_MAX_ROWS} rows", where)
+        job = _job(cells, columns, str(row_count), where)
+        if job.submit_s < submit_before_s:
+            expected = f"rows sorted by submit_s; the row before has {submit_before_s:g}"
+            raise BadInput("submit_s", cells[columns["submit_s"]], expected, where)
+        submit_before_s = job.submit_s
+        yield job
+
+
+def _limited(text: IO[str], name: str) -> Iterator[str]:
+    """The lines; a file without line ends is not read into memory as one."""
+    number = 0
+    while line := text.readline(TRACE_LINE_MAX_CHARS + 1):
+        number += 1
+        if len(line) > TRACE_LINE_MAX_CHARS:
+            raise BadInput(
+                "TRACE", line, f"lines of at most {TRACE_LINE_MAX_CHARS} characters", f"{name}:{number}"
+            )
+        yield line
+
+
+def _columns(heading: list[str], where: str) -> dict[str, int]:
+    names = [cell.strip() for cell in heading]
+    for column in (*NEEDED, *OPTIONAL):
+        if names.count(column) > 1:
+            raise BadInput(column, "twice in the heading", "each column once", where)
+    for column in NEEDED:
+        if column not in names:
+            expected = f"a column of the heading, which has {shown(', '.join(names))}"
+            raise BadInput(column, MISSING, expected, where)
+    return {column: names.index(column) for column in (*NEEDED, *OPTIONAL) if column in names}
+
+
+def _job(cells: list[str], columns: dict[str, int], row: str, where: str) -> TraceJob:
+    if len(cells) <= max(columns.values()):
+        expected = f"as many cells as the heading names; a row of at least {max(columns.values()) + 1}"
+        raise BadInput("row", f"{len(cells)} cells", expected, where)
+    found = {column: cells[index].strip() for column, index in columns.items()}
+    requester, pool = found["requester"], found.get("pool", "")
+    for column, value in (("requester", requester), *((("pool", pool),) if pool else ())):
+        check_name(column, value, where)
+    return TraceJob(
+        id=row,
+        submit_s=_seconds("submit_s", found["submit_s"], where),
+        duration_s=_seconds("duration_s", found["duration_s"], where),
+        gpus=_integer("gpus", found["gpus"], 0, AMOUNT_MAX, where),
+        requester=requester,
+        priority=_integer(
+            "priority", found.get("priority") or "0", -PRIORITY_ABS_MAX, PRIORITY_ABS_MAX, where
+        ),
+        pool=pool,
+    )
+
+
+def _seconds(column: str, text: str, where: str) -> float:
+    expected = f"seconds, a number from 0 to {SECONDS_MAX}"
+    try:
+        value = float(text)
+    except ValueError:
+        raise BadInput(column, text, expected, where) from None
+    if not math.isfinite(value) or not 0 <= value <= SECONDS_MAX:
+        raise BadInput(column, text, expected, where)
+    return value
+
+
+def _integer(column: str, text: str, low: int, high: int, where: str) -> int:
+    expected = f"an integer from {low} to {high}"
+    if not text.lstrip("+-").isascii() or not text.lstrip("+-").isdigit() or len(text) > 20:
+        raise BadInput(column, text, expected, where)
+    try:
+        value = int(text)
+    except ValueError:  # such as --1
+        raise BadInput(column, text, expected, where) from None
+    if not low <= value <= high:
+        raise BadInput(column, text, expected, where)
+    return value
