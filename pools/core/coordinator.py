@@ -1,0 +1,486 @@
+"""The coordinator: where everything enters, and what keeps a request in at most one pool.
+
+It stamps the age of each request, keeps one attempt of it at a time, and decides which pool an attempt belongs to
+(docs/protocol.md). Commands come in as methods, events go out (`take_step`); a method that is refused raises and has
+changed nothing. Soft state lives here and dies with the process: leases, and what the pools answered.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ray_pools.core import records as ev
+from ray_pools.core.config_rules import PolicyConfig, PoolConfig, check_config
+from ray_pools.core.coordinator_state import FINAL, OPEN, TAKEN, CoordinatorState, Request
+from ray_pools.core.link import Link, Message
+from ray_pools.core.pool import NO, PREEMPT, ROOM
+from ray_pools.errors import BadInput, Refused
+
+RETENTION_S = 7 * 24 * 3600.0
+# After a pool gave a grant back because its group did not come up, it is tried again after 30 s, 60 s, ... 960 s.
+PAUSE_FIRST_S = 30.0
+PAUSE_DOUBLINGS_MAX = 5
+
+_PEER_EVERY = 1000
+
+
+class CoordinatorStep(NamedTuple):
+    """What a turn brought: events to append, and the ids of requests whose holders have something to hear."""
+
+    events: list[Any]
+    touched: list[str]
+
+
+class Coordinator:
+    """The coordinator's core. `state` is the fold; `epoch` the one in which its log was opened."""
+
+    def __init__(
+        self, state: CoordinatorState, epoch: int, now: float, retention_s: float = RETENTION_S
+    ) -> None:
+        self.state = state
+        self.epoch = epoch
+        self.retention_s = retention_s
+        self.now = max(now, state.clock)
+        self.events: list[Any] = []
+        self.touched: dict[str, None] = {}
+        self.links: dict[str, Link] = {}
+        for name in state.pools:
+            self._link(name)
+        # --- soft: after a restart every lease has its full term again, and every pool is asked anew
+        self.leases: dict[str, float] = {}
+        self._lease_heap: list[tuple[float, int, str]] = []
+        for request in state.waiting_or_holding.values():
+            self._start_lease(request)
+        # pool -> (its epoch, number of its newest bid) as worked in by this run
+        self.bids_seen: dict[str, tuple[int, int]] = {}
+        # pools that can't be reached: their answer counts as no
+        self.silent: set[str] = set()
+
+    def _link(self, pool: str) -> Link:
+        link = self.links.get(pool)
+        if link is None:
+            peer = self.state.peers.get(pool) or ev.Peer(pool, 0, 0, 0, 0)
+            link = self.links[pool] = Link("pool:" + pool, peer.epoch, peer.head, peer.heard, peer.acked)
+            self._rebuild(pool)
+        return link
+
+    def _rebuild(self, pool: str) -> None:
+        pairs = [
+            (directive.seq, request.id)
+            for request in self.state.requests.values()
+            if (directive := request.directives.get(pool)) is not None
+        ]
+        self.links[pool].rebuild([*pairs, (self.state.configured.get(pool, 0), "")])
+
+    # --- the turn
+
+    def _emit(self, event: Any) -> None:
+        self.state.apply(event, self.now)
+        self.events.append(event)
+
+    def _emit_for(self, request: Request, event: Any) -> None:
+        """The event happens to the request: its pools and its holder will hear of it."""
+        before = request.changed_seq
+        self._emit(event)
+        seq = self.state.seq
+        for pool, directive in request.directives.items():
+            if directive.seq == seq:
+                self._link(pool).note(request.id, seq)
+        if request.changed_seq != before:
+            self.touched[request.id] = None
+
+    def set_time(self, now: float) -> None:
+        """The core's time never runs backwards."""
+        self.now = max(self.now, now)
+
+    def take_step(self) -> CoordinatorStep:
+        """The turn is over: its events, and whose holders have news once they are durable."""
+        for name, link in self.links.items():
+            if name not in self.state.pools:
+                continue
+            before = self.state.peers.get(name) or ev.Peer(name, 0, 0, 0, 0)
+            now = ev.Peer(name, link.epoch, link.head, link.heard, link.acked)
+            if now != before and (self.events or link.heard - before.heard >= _PEER_EVERY):
+                self._emit(now)
+        step = CoordinatorStep(self.events, list(self.touched))
+        self.events, self.touched = [], {}
+        return step
+
+    # --- requests
+
+    def submit(
+        self,
+        id: str,
+        requester: str,
+        amounts: Mapping[str, int],
+        *,
+        preemptible: bool = True,
+        retries: int = 0,
+        lease_s: float = 0.0,
+        options: Mapping[str, Any] | None = None,
+        token: bytes = b"",
+        client: str = "",
+    ) -> Request:
+        """A request enters: it queues in every pool that admits it, or is rejected at once (sections 2 and 3).
+
+        The same submission again changes nothing. Values are checked by the caller (`ray_pools.core.commands`).
+
+        Raises:
+            Refused: the id belongs to other content (`id_in_use`).
+        """
+        content = (requester, tuple(sorted(amounts.items())), preemptible, retries, lease_s, dict(options or {}))
+        known = self.state.requests.get(id)
+        if known is not None:
+            if content != (
+                known.requester,
+                known.amounts,
+                known.preemptible,
+                known.retries_at_first,
+                known.lease_s,
+                known.options,
+            ):
+                raise Refused(
+                    "id_in_use",
+                    f"request id {id!r} belongs to another submission, of requester {known.requester!r}: use a new id",
+                    {"id": id},
+                )
+            self.check_token(known, token)
+            return known
+        positive = tuple(pair for pair in content[1] if pair[1] > 0)
+        pools, causes = self.state.admit(requester, positive, preemptible)
+        self._emit(
+            ev.Submitted(
+                id,
+                requester,
+                [list(pair) for pair in content[1]],
+                preemptible,
+                retries,
+                lease_s,
+                self.state.ages + 1,
+                content[5],
+                token,
+                client,
+                list(pools),
+                causes,
+            )
+        )
+        request = self.state.requests[id]
+        for pool in pools:
+            self._link(pool).note(id, self.state.seq)
+        if pools:
+            self._start_lease(request)
+        self.touched[id] = None
+        return request
+
+    def find(self, id: str, token: bytes | None = None) -> Request:
+        """The request; with a token, only for who holds it (None: an operator).
+
+        Raises:
+            Refused: no such request (`unknown_id`), or another token (`wrong_token`).
+        """
+        request = self.state.requests.get(id)
+        if request is None:
+            raise Refused("unknown_id", f"there is no request {id!r}", {"id": id})
+        if token is not None:
+            self.check_token(request, token)
+        return request
+
+    @staticmethod
+    def check_token(request: Request, token: bytes) -> None:
+        """Raises Refused (`wrong_token`) unless the request was submitted with this token."""
+        if request.token != token:
+            raise Refused(
+                "wrong_token", f"request {request.id!r} belongs to another client: its token is not this one"
+            )
+
+    def release(self, request: Request) -> bool:
+        """Its holder is done; what still waits is cancelled (section 8). True once it is final."""
+        return self._ask_end(request, "release")
+
+    def cancel(self, request: Request) -> bool:
+        """Wanted no more, in any attempt to come (section 8). True once it is final."""
+        return self._ask_end(request, "cancel")
+
+    def _ask_end(self, request: Request, what: str) -> bool:
+        if request.phase == FINAL:
+            return True
+        if request.phase == OPEN:  # no pool was told to run it: none can hold it
+            self._finish(request, "cancelled")
+            return True
+        if not request.asked:
+            self._emit_for(request, ev.Asked(request.id, request.k, what))
+        return False
+
+    def stopped(self, request: Request) -> None:
+        """The holder of a preempting grant has stopped; without effect on any other."""
+        if request.phase == TAKEN and request.told == "preempting" and not request.asked:
+            directive = request.directives.get(request.owner)
+            if directive is None or (directive.k, directive.what) != (request.k, "stopped"):
+                self._emit_for(request, ev.Asked(request.id, request.k, "stopped"))
+
+    def _finish(self, request: Request, state: str, causes: dict[str, str] | None = None) -> None:
+        self._emit_for(request, ev.Finished(request.id, state, causes or {}))
+        self.leases.pop(request.id, None)
+
+    # --- leases (section 8)
+
+    def renew(self, request: Request) -> None:
+        """Its holder is alive; a final request is not revived."""
+        if request.id in self.leases:
+            self.leases[request.id] = self.now + request.lease_s
+
+    def _start_lease(self, request: Request) -> None:
+        if request.lease_s > 0 and request.phase != FINAL:
+            at = self.leases[request.id] = self.now + request.lease_s
+            heapq.heappush(self._lease_heap, (at, request.age, request.id))
+
+    def next_event_at(self) -> float | None:
+        """The time at which a tick could change something, if nothing else happens."""
+        heap = self._lease_heap
+        while heap:
+            at, age, id = heap[0]
+            due = self.leases.get(id)
+            if due == at:
+                return at
+            heapq.heappop(heap)
+            if due is not None:
+                heapq.heappush(heap, (due, age, id))
+        return None
+
+    def tick(self) -> None:
+        """Leases that ran out: a holder's grant expires, a waiter is cancelled (section 8)."""
+        while (at := self.next_event_at()) is not None and at <= self.now:
+            request = self.state.requests[heapq.heappop(self._lease_heap)[2]]
+            del self.leases[request.id]
+            self._ask_end(request, "expire")
+
+    def forget(self) -> None:
+        """Final requests leave the state when every pool has acknowledged and the retention time has passed."""
+        ids = [
+            r.id
+            for r in self.state.requests.values()
+            if r.phase == FINAL
+            and r.finished_at + self.retention_s <= self.now
+            and all(p not in self.state.pools or self._link(p).acked >= d.seq for p, d in r.directives.items())
+        ]
+        if ids:
+            self._emit(ev.Forgotten(ids))
+
+    # --- messages of a pool
+
+    def exchange(self, pool: str, message: Message) -> None:
+        """A message of a pool: what became of what it has taken, and its bids (docs/protocol.md)."""
+        if pool not in self.state.pools or message.uid not in ("", self.state.uids[pool]):
+            raise Refused("unknown_pool", f"there is no pool {pool!r} with id {message.uid!r}", {"pool": pool})
+        link = self._link(pool)
+        items = link.receive(message)
+        if link.went_back:
+            self._rebuild(pool)
+        self.silent.discard(pool)
+        for _, id, k, told, detail in items:
+            self._told(pool, id, k, told, detail)
+        epoch, newest = self.bids_seen.get(pool, (0, 0))
+        if message.epoch > epoch:
+            newest = 0
+        concerned: dict[str, Request] = {}
+        for number, id, k, answer, in_share in message.bids:
+            if number <= newest:  # R2
+                continue
+            request = self.state.requests.get(id)
+            if request is not None and request.phase == OPEN and request.k == k and pool in request.pools:
+                request.answers[pool] = (answer, in_share)
+                concerned[id] = request
+        self.bids_seen[pool] = (message.epoch, max(newest, message.bids_upto))
+        for request in concerned.values():
+            self.decide(request)
+
+    def outgoing(self, pool: str) -> Message:
+        """All that the pool does not have yet."""
+        state, link = self.state, self._link(pool)
+        due = link.due()
+        items: list[list[Any]] = []
+        for id, seq in due:
+            if not id:
+                policies = [policy.to_wire() for policy in state.policies_of(pool)]
+                items.append(
+                    [seq, "", "configure", state.version, state.uids[pool], state.pools[pool].to_wire(), policies]
+                )
+            elif id in state.requests:
+                items.append(self._directive(state.requests[id], pool, seq))
+        epoch, bids = self.bids_seen.get(pool, (0, 0))
+        return Message(
+            "coordinator",
+            "",
+            self.epoch,
+            state.seq,
+            link.acked,
+            due[-1][1] if len(due) < len(link.index) else state.seq,
+            items,
+            link.heard,
+            [],
+            0,
+            bids,
+            epoch,
+        )
+
+    def has_news(self, pool: str) -> bool:
+        """There is something that the pool was not told, or did not acknowledge."""
+        return bool(self._link(pool).index)
+
+    @staticmethod
+    def _directive(request: Request, pool: str, seq: int) -> list[Any]:
+        directive = request.directives[pool]
+        if directive.kind == "close":
+            return [seq, request.id, "close", directive.k]
+        if directive.kind == "ask":
+            return [seq, request.id, "ask", directive.k, directive.what]
+        fields = [
+            request.requester,
+            [list(pair) for pair in request.positive],
+            request.preemptible,
+            request.age,
+            request.submitted_at,
+            request.not_before.get(pool, 0.0),
+            request.options,
+        ]
+        if directive.kind == "take":
+            return [seq, request.id, "take", directive.k, fields]
+        return [seq, request.id, "enqueue", directive.k, len(request.pools) == 1, fields]
+
+    def _told(self, pool: str, id: str, k: int, told: str, detail: dict[str, Any]) -> None:
+        request = self.state.requests.get(id)
+        if request is None or request.k != k or request.phase != TAKEN or request.owner != pool:
+            return
+        if told == "ended":
+            self._attempt_ended(request, detail["how"], detail["why"])
+        elif told != "ending" and (told, detail) != (request.told, request.detail):
+            self._emit_for(request, ev.Told(id, k, told, detail))
+
+    def _attempt_ended(self, request: Request, how: str, why: str) -> None:
+        """Its attempt is over and durable at its pool: the next one opens, or the request is final (section 8)."""
+        if request.asked:
+            asked = {"release": "released", "cancel": "cancelled", "expire": "expired"}[request.asked]
+            holds_no_more = how in ("released", "cancelled", "expired")
+            self._finish(request, how if holds_no_more else asked if how == "stopped" else "cancelled")
+        elif how == "stopped":
+            if request.retries > 0:
+                self._reopen(request, request.retries - 1)
+            else:
+                self._finish(request, "preempted")
+        elif how in ("returned", "withdrawn"):
+            self._reopen(request, request.retries, paused=request.owner if why.startswith("not placed") else "")
+        else:
+            self._finish(request, how)
+
+    def _reopen(self, request: Request, retries: int, paused: str = "") -> None:
+        """The next attempt, in every pool that admits the request now; none: rejected (sections 6 and 9)."""
+        pools, causes = self.state.admit(request.requester, request.positive, request.preemptible)
+        if not pools:
+            self._finish(request, "rejected", causes)
+            return
+        not_before = {p: at for p, at in request.not_before.items() if p in pools}
+        if paused in pools:
+            failures = min(self._pauses(request, paused), PAUSE_DOUBLINGS_MAX)
+            not_before[paused] = self.now + PAUSE_FIRST_S * 2**failures
+        self._emit_for(request, ev.Opened(request.id, request.k + 1, list(pools), not_before, retries))
+
+    @staticmethod
+    def _pauses(request: Request, pool: str) -> int:
+        """How often the pool gave it back before: each time it did, an attempt more."""
+        return request.k if pool in request.not_before else 0
+
+    # --- which pool (section 7)
+
+    def decide(self, request: Request) -> None:
+        """The best pool with room once no better one is unknown; else, once none is unknown, the best to preempt."""
+        if request.phase != OPEN:
+            return
+        preempting: list[tuple[bool, int, str]] = []
+        unknown = False
+        for place, pool in enumerate(request.pools):
+            answer, in_share = request.answers.get(pool) or ((NO, False) if pool in self.silent else ("", False))
+            unknown |= not answer
+            if answer == ROOM and not unknown:
+                self._emit_for(request, ev.Taken(request.id, request.k, pool))
+                return
+            if answer == PREEMPT:
+                preempting.append((not in_share, place, pool))
+        if preempting and not unknown and not any(a == ROOM for a, _ in request.answers.values()):
+            self._emit_for(request, ev.Taken(request.id, request.k, min(preempting)[2]))
+
+    def decide_by(self, request: Request, answers: Mapping[str, tuple[str, bool]]) -> None:
+        """The same, by answers that were all asked for at once."""
+        request.answers = dict(answers)
+        self.decide(request)
+
+    def set_silent(self, pool: str) -> None:
+        """The pool can't be reached: its answers count as no until it speaks again."""
+        self.silent.add(pool)
+        for request in list(self.state.waiting_or_holding.values()):
+            if request.phase == OPEN and pool in request.pools:
+                self.decide(request)
+
+    # --- pools and policies (section 9)
+
+    def change(self, changes: Sequence[Sequence[Any]]) -> None:
+        """Change pools and policies, all of it or nothing; then each waiting request is admitted anew.
+
+        Changes: ("pool", PoolConfig, uid), ("unpool", name), ("policy", PolicyConfig), ("unpolicy", requester, pool).
+
+        Raises:
+            BadInput: what would come out breaks a rule of section 9; names field, value and what would be right.
+            Refused: there is no such pool or policy to take away.
+        """
+        state = self.state
+        pools = dict(state.pools)
+        policies = {(p.requester, p.pool): p for of in state.policies.values() for p in of.values()}
+        wire: list[list[Any]] = []
+        for kind, *rest in changes:
+            if kind == "pool":
+                pools[rest[0].name] = rest[0]
+                wire.append(["pool", rest[0].to_wire(), rest[1]])
+            elif kind == "policy":
+                policies[rest[0].requester, rest[0].pool] = rest[0]
+                wire.append(["policy", rest[0].to_wire()])
+            elif kind == "unpool":
+                if pools.pop(rest[0], None) is None:
+                    raise Refused("unknown_pool", f"there is no pool {rest[0]!r}", {"pool": rest[0]})
+                policies = {key: p for key, p in policies.items() if key[1] != rest[0]}
+                wire.append(["unpool", rest[0]])
+            else:
+                if policies.pop((rest[0], rest[1]), None) is None:
+                    raise Refused("unknown_policy", f"requester {rest[0]!r} has no policy on pool {rest[1]!r}")
+                wire.append(["unpolicy", *rest])
+        raise_first(pools, policies.values())
+        self._emit(ev.Changed(state.version + 1, wire))
+        for pool, seq in state.configured.items():
+            if seq == state.seq:
+                self._link(pool).note("", seq)
+        self._admit_anew()
+
+    def _admit_anew(self) -> None:
+        """Each waiting request joins the pools that admit it now, leaves those that don't, or is rejected."""
+        for request in sorted(self.state.waiting_or_holding.values(), key=lambda r: r.age):
+            if request.asked:
+                continue
+            pools, causes = self.state.admit(request.requester, request.positive, request.preemptible)
+            if request.phase == OPEN:
+                if not pools:
+                    self._finish(request, "rejected", causes)
+                elif pools != request.pools:  # nobody was told to run it: the attempt can be replaced at once
+                    self._reopen(request, request.retries)
+            elif request.told in ("", "nominated"):
+                if request.owner not in pools:
+                    self._emit_for(request, ev.Asked(request.id, request.k, "yield"))
+                elif not request.told and pools != (request.owner,):
+                    self._emit_for(request, ev.Asked(request.id, request.k, "give"))
+
+
+def raise_first(pools: Mapping[str, PoolConfig], policies: Iterable[PolicyConfig]) -> None:
+    """Raises BadInput for the first broken rule of section 9."""
+    problems = check_config(pools, policies)
+    if problems:
+        first = problems[0]
+        raise BadInput(first.field, first.value, first.expected)

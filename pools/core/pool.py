@@ -1,0 +1,533 @@
+"""A pool: what it does with what it is told, and the walk over its queue.
+
+Commands come in (`exchange`, `tick`, `placed`, `unplaced`, `gone`), events and effects go out (`take_step`). Nothing
+here waits, sends or knows the time: the shell around it appends the events, then runs the effects and sends what
+`outgoing` gives. Soft state lives here and dies with the process: deadlines of victims and bids (docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ray_pools.core import quota
+from ray_pools.core import records as ev
+from ray_pools.core.link import Link, Message
+from ray_pools.core.pool_state import PoolState
+from ray_pools.core.queue import ENDED, ENDING, GRANTED, NOMINATED, PREEMPTING, QUEUED, Attempt, Kind
+from ray_pools.core.victims import Asker, find_victims
+
+ROOM = "room"
+PREEMPT = "preempt"
+NO = "no"
+
+# A peer event is logged alone, without other events of the turn, only when this much was heard since the last.
+_PEER_EVERY = 1000
+
+
+class Place(NamedTuple):
+    """Effect: make the grant's placement group, or find it by its name."""
+
+    id: str
+    k: int
+    amounts: dict[str, int]
+    options: dict[str, Any]
+
+
+class Unplace(NamedTuple):
+    """Effect: remove the grant's placement group and say `gone`."""
+
+    id: str
+    k: int
+
+
+class Bid(NamedTuple):
+    """What the pool answered for an attempt that it was not yet told to run."""
+
+    number: int
+    k: int
+    answer: str
+    in_share: bool
+
+
+class Step(NamedTuple):
+    """What a turn brought: events to append, then effects to run."""
+
+    events: list[Any]
+    effects: list[Any]
+
+
+class Pool:
+    """One pool's core. `state` is the fold; `epoch` the one in which its log was opened."""
+
+    def __init__(self, name: str, state: PoolState, epoch: int, now: float) -> None:
+        self.name = name
+        self.state = state
+        self.epoch = epoch
+        self.now = max(now, state.clock)
+        peer = state.peer
+        self.link = Link("coordinator", peer.epoch, peer.head, peer.heard, peer.acked)
+        self.link.rebuild((a.notice_seq, a.id) for a in self._noticed())
+        self.events: list[Any] = []
+        self.effects: list[Any] = []
+        self._needs_walk = True
+        # --- soft: after a restart each victim has its full grace again, and every bid is made anew
+        grace_s = state.config.grace_s if state.config else 0.0
+        self.deadlines: dict[str, float] = {id: self.now + grace_s for id in state.preempting}
+        self.bids: dict[str, Bid] = {}
+        self.bid_number = 0
+        # bids that this run of the coordinator does not have yet: id -> number, ascending
+        self.bids_due: dict[str, int] = {}
+        self.bids_acked = 0
+        self.promised: dict[str, Attempt] = {}
+        # whose bid to preempt stands
+        self._bidder: str | None = None
+        self._unanswered: dict[str, Attempt] = {
+            a.id: a for a in state.attempts.values() if a.state == QUEUED and not a.owned
+        }
+        for attempt in state.attempts.values():
+            self._effect_of(attempt)
+
+    def _noticed(self) -> Iterator[Attempt]:
+        for attempts in (self.state.attempts, self.state.ended):
+            for attempt in attempts.values():
+                if attempt.notice_seq:
+                    yield attempt
+
+    def _effect_of(self, attempt: Attempt) -> None:
+        """What a restarted pool must see to for this attempt."""
+        if not self.state.places:
+            return
+        if attempt.state == ENDING:
+            self.effects.append(Unplace(attempt.id, attempt.k))
+        elif attempt.state in (GRANTED, PREEMPTING) and attempt.placed is None:
+            self.effects.append(Place(attempt.id, attempt.k, dict(attempt.amounts), attempt.options))
+
+    # --- the turn
+
+    def _emit(self, event: Any, *subjects: str) -> None:
+        """The event happens: it changes the state and goes into the log; `subjects` are what it tells of."""
+        self.state.apply(event, self.now)
+        self.events.append(event)
+        self._needs_walk = True
+        for subject in subjects:
+            self.link.note(subject, self.state.seq)
+
+    def set_time(self, now: float) -> None:
+        """The core's time never runs backwards."""
+        self.now = max(self.now, now)
+
+    def take_step(self) -> Step:
+        """The turn is over: its events, and the effects to run once they are durable."""
+        peer, link = self.state.peer, self.link
+        now = ev.Peer("coordinator", link.epoch, link.head, link.heard, link.acked)
+        if now != peer and (self.events or link.heard - peer.heard >= _PEER_EVERY):
+            self.state.apply(now, self.now)
+            self.events.append(now)
+        step = Step(self.events, self.effects)
+        self.events, self.effects = [], []
+        return step
+
+    # --- messages of the coordinator
+
+    def exchange(self, message: Message) -> None:
+        """A message of the coordinator: its directives, in order (docs/protocol.md, "Directives")."""
+        if message.epoch > self.link.epoch:  # a new run of it knows no bid
+            self.bids_due = {id: bid.number for id, bid in self.bids.items()}
+            self.bids_acked = 0
+        items = self.link.receive(message)
+        if self.link.went_back:
+            self.link.rebuild((a.notice_seq, a.id) for a in self._noticed())
+        if message.to_epoch == self.epoch and message.bids_ack > self.bids_acked:
+            self.bids_acked = message.bids_ack
+            self.bids_due = {id: n for id, n in self.bids_due.items() if n > message.bids_ack}
+        reconfigured = False
+        for _, subject, kind, *rest in items:
+            if kind == "configure":
+                reconfigured |= self._configure(*rest)
+            elif kind == "enqueue":
+                self._enqueue(subject, *rest)
+            elif kind == "take":
+                self._take(subject, *rest)
+            elif kind == "close":
+                self._close(subject, *rest)
+            else:
+                self._asked(subject, *rest)
+        if reconfigured:
+            self._undo_nominations()
+
+    def outgoing(self) -> Message:
+        """All that the coordinator does not have yet."""
+        state, link = self.state, self.link
+        due = link.due()
+        items = []
+        for id, seq in due:
+            attempt = state.attempt(id)
+            if attempt is not None and attempt.notice_seq:
+                items.append([seq, id, attempt.k, *_said(attempt)])
+        bids = [[bid.number, id, *bid[1:]] for id in self.bids_due if (bid := self.bids.get(id)) is not None]
+        return Message(
+            "pool:" + self.name,
+            state.uid,
+            self.epoch,
+            state.seq,
+            link.acked,
+            due[-1][1] if len(due) < len(link.index) else state.seq,
+            items,
+            link.heard,
+            bids,
+            self.bid_number,
+            0,
+            link.epoch,
+        )
+
+    @property
+    def has_news(self) -> bool:
+        """There is something that the coordinator was not told, or did not acknowledge."""
+        return bool(self.link.index or self.bids_due)
+
+    def _configure(self, version: int, uid: str, config: dict[str, Any], policies: list[dict[str, Any]]) -> bool:
+        if version <= self.state.version:
+            return False
+        for id in list(self.promised):
+            self._unpromise(id)
+        self._emit(ev.Configured(version, uid, config, policies))
+        return True
+
+    def _undo_nominations(self) -> None:
+        """After a change: those that ask for a key booked beyond capacity, the last submitted first (section 6)."""
+        state = self.state
+        while True:
+            over = [key for key, total in state.capacity.items() if state.ledger.booked[key] > total]
+            asking = [a for a in state.nominated.values() if any(key in over for key, _ in a.amounts)]
+            if not asking:
+                return
+            self._end(max(asking, key=lambda a: a.age), "returned", "the pool changed")
+
+    def _current(self, id: str, k: int) -> Attempt | None:
+        """The attempt `k` or a newer one; a lower one that still waits is ended first (R7)."""
+        attempt = self.state.attempt(id)
+        if attempt is not None and attempt.k < k:
+            if attempt.state in (QUEUED, NOMINATED):
+                self._end(attempt, "withdrawn", "")
+            elif attempt.state != ENDED:
+                raise AssertionError(f"attempt {k} of {id} opened while {self.name} still holds {attempt.k}")
+            return None
+        return attempt
+
+    def _enqueue(self, id: str, k: int, owned: bool, fields: list[Any]) -> None:
+        if self._current(id, k) is None:
+            self._emit(ev.Queued(id, k, owned, *fields))
+            if not owned:
+                self._unanswered[id] = self.state.attempts[id]
+
+    def _take(self, id: str, k: int, fields: list[Any]) -> None:
+        """Told to run it: as bid, or judged anew where the bid is lost; else it goes back."""
+        attempt = self._current(id, k)
+        promised = attempt is not None and id in self.promised
+        if attempt is None:
+            self._emit(ev.Queued(id, k, True, *fields))
+            attempt = self.state.attempts[id]
+        elif attempt.k > k or attempt.state != QUEUED:
+            return
+        self._forget_bid(id)
+        answer, victims = self.judge(attempt, held_back_too=promised)
+        if answer == NO:
+            self._end(attempt, "returned", "it could no longer be run here")
+        else:
+            self.start(attempt, victims)
+
+    def _close(self, id: str, k: int) -> None:
+        """Not here: also an attempt that was never heard of is ended, so that it can't come later (R1)."""
+        attempt = self._current(id, k)
+        if attempt is None:
+            self._emit(ev.Ended(id, k, "withdrawn", ""), id)
+        elif attempt.k == k and attempt.state == QUEUED:
+            self._end(attempt, "withdrawn", "")
+
+    def _asked(self, id: str, k: int, what: str) -> None:
+        """The coordinator asks the pool that runs the attempt (R1 as above)."""
+        attempt = self._current(id, k)
+        back = what in ("give", "yield")
+        if attempt is None:
+            if what != "stopped":
+                self._emit(ev.Ended(id, k, "returned" if back else "withdrawn", ""), id)
+        elif attempt.k != k:
+            return
+        elif attempt.state in (QUEUED, NOMINATED):
+            if what == "yield" or (what == "give" and attempt.state == QUEUED):
+                self._end(attempt, "returned", "another pool opened")
+            elif not back and what != "stopped":
+                self._end(attempt, "withdrawn", what)
+        elif what in ("release", "cancel", "expire"):
+            self._finish(attempt, {"release": "released", "cancel": "cancelled", "expire": "expired"}[what], "")
+        elif what == "stopped" and attempt.state == PREEMPTING:
+            self._finish(attempt, "stopped", "its holder stopped")
+
+    # --- what the shell reports
+
+    def placed(self, id: str, k: int, detail: dict[str, Any]) -> None:
+        """The grant's placement group is ready: its holder may be told."""
+        attempt = self.state.attempts.get(id)
+        if attempt is not None and attempt.k == k and attempt.placed is None:
+            if attempt.state in (GRANTED, PREEMPTING):
+                self._emit(ev.Placed(id, k, detail), id)
+
+    def unplaced(self, id: str, k: int, why: str) -> None:
+        """The group was not ready in time or is lost: the grant goes back, no retry spent (docs/protocol.md)."""
+        attempt = self.state.attempts.get(id)
+        if attempt is not None and attempt.k == k and attempt.state in (GRANTED, PREEMPTING):
+            self._finish(attempt, "stopped" if attempt.state == PREEMPTING else "returned", why)
+
+    def gone(self, id: str, k: int) -> None:
+        """The grant's placement group exists no more: what it held is free."""
+        attempt = self.state.attempts.get(id)
+        if attempt is not None and attempt.k == k and attempt.state == ENDING:
+            self._emit(ev.Ended(id, k, attempt.ended_as, attempt.why), id)
+
+    def tick(self) -> None:
+        """What time alone brings: pauses that are over, and deadlines of victims (section 6)."""
+        state, now = self.state, self.now
+        for attempt in [a for a in state.paused.values() if a.not_before <= now]:
+            del state.paused[attempt.id]
+            state.join_queue(attempt)
+            self._needs_walk = True
+        due = [(at, state.preempting[id].age, id) for id, at in self.deadlines.items() if at <= now]
+        for _, _, id in sorted(due):
+            self._finish(state.preempting[id], "stopped", "its grace ran out")
+
+    def next_event_at(self) -> float | None:
+        """The time at which a tick or a walk could change something, if nothing else happens."""
+        state, now = self.state, self.now
+        times = [a.not_before for a in state.paused.values()]
+        times += self.deadlines.values()
+        if state.config and state.config.min_runtime_s > 0 and state.queue.size:
+            ripe_s = state.config.min_runtime_s
+            times += [
+                at
+                for grants in state.holders.values()
+                for a in grants.values()
+                if (at := a.granted_at + ripe_s) > now
+            ]
+        return min(times, default=None)
+
+    # --- ends
+
+    def _end(self, attempt: Attempt, how: str, why: str) -> None:
+        """Over at once: what ends holds no placement group."""
+        self._forget_bid(attempt.id)
+        self.deadlines.pop(attempt.id, None)
+        self._emit(ev.Ended(attempt.id, attempt.k, how, why), attempt.id)
+
+    def _finish(self, attempt: Attempt, how: str, why: str) -> None:
+        """A grant is over: at once where grants only count, else when its placement group is gone."""
+        if not self.state.places:
+            self._end(attempt, how, why)
+            return
+        self.deadlines.pop(attempt.id, None)
+        self._emit(ev.Ending(attempt.id, attempt.k, how, why))
+        self.effects.append(Unplace(attempt.id, attempt.k))
+
+    # --- starting
+
+    def start(self, attempt: Attempt, victims: list[Attempt] | None) -> None:
+        """Grant it; or, with victims, nominate it and tell them to stop, in one event (R4)."""
+        self._unanswered.pop(attempt.id, None)
+        if victims is None:
+            self._emit(ev.Granted(attempt.id, attempt.k), attempt.id)
+            if self.state.places:
+                self.effects.append(Place(attempt.id, attempt.k, dict(attempt.amounts), attempt.options))
+            return
+        pairs = [[v.id, v.k] for v in victims]
+        self._emit(ev.Nominated(attempt.id, attempt.k, pairs), attempt.id, *(v.id for v in victims))
+        grace_s = self.state.config.grace_s if self.state.config else 0.0
+        for victim in victims:
+            self.deadlines[victim.id] = self.now + grace_s
+            if victim.placed is None:  # nobody was told of this grant yet
+                self._finish(victim, "stopped", "it was not placed yet")
+
+    # --- the walk (docs/rules.md section 5)
+
+    def _open_kinds(self) -> Iterator[tuple[Kind, str | None]]:
+        """The kinds in the queue's order that are not held back, each with its cause.
+
+        One that waits for capacity, and would fit beside what can't be preempted, holds back those behind it: in its
+        share, all that are not in theirs; else all, in a strict pool or once it starves.
+        """
+        state = self.state
+        ledger = state.ledger
+        borrowers_held = False
+        for kind in state.queue.ordered(ledger):
+            if borrowers_held and not kind.share:
+                return
+            if kind.need is None:
+                continue
+            cause = ledger.cause(kind.need, kind.use, kind.preemptible)
+            yield kind, cause
+            if cause in quota.FOR_CAPACITY and ledger.fits_beside_pinned(kind.need):
+                if kind.share:
+                    borrowers_held = True
+                elif self._holds_all(kind.head()):
+                    return
+
+    def _holds_all(self, head: Attempt | None) -> bool:
+        """Whether one that waits for capacity outside its share holds back all behind it."""
+        config = self.state.config
+        if config is None or head is None:
+            return False
+        return config.queueing == "strict" or self.now >= head.submitted_at + config.starvation_after_s
+
+    def _victims(self, kind: Kind, cause: str | None) -> list[Attempt]:
+        """The victims that would make the kind's oldest waiter fit (section 6)."""
+        state = self.state
+        own_limit = cause == quota.AT_LIMIT and not kind.preemptible and kind.share
+        if kind.need is None or not (cause == quota.WAITING_CAPACITY or own_limit):
+            return []
+        asker = Asker(kind.requester, kind.need, kind.preemptible, kind.share, kind.priority)
+        min_runtime_s = state.config.min_runtime_s if state.config else 0.0
+        return find_victims(state.ledger, state.holders, state.policies, asker, self.now, min_runtime_s)
+
+    def first_grant(self) -> Attempt | None:
+        """The first in the queue's order that can be granted."""
+        state = self.state
+        if state.nominated:
+            for attempt in self._nominated_in_order():
+                use = state.ledger.uses[attempt.requester]
+                if state.ledger.nominated_cause(state.need(attempt), use, attempt.preemptible) is None:
+                    return attempt
+        for kind, cause in self._open_kinds():
+            if cause is None:
+                return kind.head()
+        return None
+
+    def first_preemption(self) -> tuple[Attempt, list[Attempt]] | None:
+        """The first in the queue's order that fits once others are stopped, and these; nothing can be granted."""
+        for kind, cause in self._open_kinds():
+            victims = self._victims(kind, cause)
+            head = kind.head()
+            if victims and head is not None:
+                return head, victims
+        return None
+
+    def _nominated_in_order(self) -> list[Attempt]:
+        nominated = self.state.nominated
+        if len(nominated) == 1:
+            return list(nominated.values())
+        return [a for a in self.state.in_order() if a.state == NOMINATED]
+
+    def judge(self, attempt: Attempt, *, held_back_too: bool = False) -> tuple[str, list[Attempt] | None]:
+        """What the pool could do for one waiter right now: its answer, and for `preempt` the victims.
+
+        `held_back_too`: room was promised to it before, so that what came to stand before it does not count.
+        """
+        state = self.state
+        if attempt.id in state.paused:
+            return NO, None
+        mine = state.queue.kind(attempt)
+        if held_back_too and mine.need is not None:
+            if state.ledger.cause(mine.need, mine.use, mine.preemptible) is None:
+                return ROOM, None
+        for kind, cause in self._open_kinds():
+            if kind is not mine or mine.need is None:
+                continue
+            if cause is None:
+                return ROOM, None
+            head = kind.head()
+            behind = head is not attempt and not kind.share and cause in quota.FOR_CAPACITY
+            if behind and self._holds_all(head) and state.ledger.fits_beside_pinned(mine.need):
+                return NO, None
+            victims = self._victims(kind, cause)
+            return (PREEMPT, victims) if victims else (NO, None)
+        return NO, None
+
+    def run(self, attempt: Attempt) -> None:
+        """Start a waiter that this pool owns, as `judge` finds it now; nothing where it can't be."""
+        if attempt.state == NOMINATED:
+            self.start(attempt, None)
+            return
+        answer, victims = self.judge(attempt)
+        if answer != NO:
+            self.start(attempt, victims)
+
+    def walk(self) -> None:
+        """All that this pool can decide by itself: grant and preempt what it owns, bid for the rest."""
+        if not self._needs_walk:
+            return
+        bidder: Attempt | None = None
+        while True:
+            attempt = self.first_grant()
+            if attempt is None:
+                found = self.first_preemption()
+                if found is None:
+                    break
+                attempt, victims = found
+                if not attempt.owned:  # behind an unanswered bid to preempt no other preemption starts
+                    bidder = attempt
+                    break
+                self.start(attempt, victims)
+            elif attempt.owned:
+                self.start(attempt, None)
+            else:
+                self._promise(attempt)
+        self._answer(bidder)
+        self._needs_walk = False
+
+    # --- bids (docs/protocol.md, "Bids")
+
+    def _promise(self, attempt: Attempt) -> None:
+        """Bid room: the amounts are booked, and count as held for others, while the bid stands."""
+        state = self.state
+        kind = state.queue.kind(attempt)
+        self._bid(attempt, ROOM, kind.share)
+        state.queue.remove(attempt)
+        state.ledger.book(attempt.requester, attempt.amounts, attempt.preemptible)
+        state.ledger.promise(attempt.amounts)
+        self.promised[attempt.id] = attempt
+
+    def _unpromise(self, id: str) -> None:
+        attempt = self.promised.pop(id)
+        self.state.ledger.book(attempt.requester, attempt.amounts, attempt.preemptible, -1)
+        self.state.ledger.promise(attempt.amounts, -1)
+        self.state.join_queue(attempt)
+        self._unanswered[id] = attempt
+        self._needs_walk = True
+
+    def _bid(self, attempt: Attempt, answer: str, in_share: bool) -> None:
+        before = self.bids.get(attempt.id)
+        self._unanswered.pop(attempt.id, None)
+        if before is not None and before[1:] == (attempt.k, answer, in_share):
+            return
+        self.bid_number += 1
+        self.bids[attempt.id] = Bid(self.bid_number, attempt.k, answer, in_share)
+        self.bids_due.pop(attempt.id, None)
+        self.bids_due[attempt.id] = self.bid_number
+
+    def _forget_bid(self, id: str) -> None:
+        if id in self.promised:
+            self._unpromise(id)
+        self.bids.pop(id, None)
+        self.bids_due.pop(id, None)
+        self._unanswered.pop(id, None)
+
+    def _answer(self, bidder: Attempt | None) -> None:
+        """Whoever has no room is told so; a bid to preempt that does not stand any more becomes a no."""
+        before = self._bidder
+        stands = before is not None and before in self.bids and self.bids[before].answer == PREEMPT
+        if before is not None and stands and (bidder is None or before != bidder.id):
+            self._unanswered[before] = self.state.attempts[before]
+        self._bidder = bidder.id if bidder is not None else None
+        if bidder is not None:
+            self._bid(bidder, PREEMPT, self.state.queue.kind(bidder).share)
+        for attempt in list(self._unanswered.values()):
+            self._bid(attempt, NO, False)
+
+
+def _said(attempt: Attempt) -> list[Any]:
+    """What the coordinator is told of an attempt: its state and, where there is more to say, the detail."""
+    if attempt.state == ENDED:
+        return ["ended", {"how": attempt.ended_as, "why": attempt.why}]
+    if attempt.state == GRANTED:
+        return ["granted", {}] if attempt.placed is None else ["placed", attempt.placed]
+    if attempt.state == ENDING:  # the grant before it is not news any more; its end will be
+        return ["ending", {}]
+    return [attempt.state, attempt.placed or {}]

@@ -1,0 +1,328 @@
+"""The state of a pool: a fold over its log. `apply` is the only thing that changes it.
+
+Durable: the configuration, the attempts, how far the coordinator's stream was heard. Derived from these and kept beside
+them: the ledger, the queue, the holders. What is soft (deadlines, bids) is not here but in `pool.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+
+from ray_pools.core import quota
+from ray_pools.core import records as ev
+from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.core.queue import (
+    ENDED,
+    ENDING,
+    GRANTED,
+    HOLDING,
+    NOMINATED,
+    PREEMPTING,
+    QUEUED,
+    Attempt,
+    Kind,
+    WaitQueue,
+)
+
+
+class PoolState:
+    """See the module's docstring. Attributes are read by all, and written by `apply` alone."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        # the core's time of the newest event; it never runs backwards
+        self.clock = 0.0
+        self.version = 0
+        self.config: PoolConfig | None = None
+        self.uid = ""
+        self.policies: dict[str, PolicyConfig] = {}
+        # what waits or holds here; an attempt that ended moves to `ended` until the coordinator has heard of it
+        self.attempts: dict[str, Attempt] = {}
+        self.ended: dict[str, Attempt] = {}
+        self.peer = ev.Peer("coordinator", 0, 0, 0, 0)
+        # --- derived
+        self.ledger = quota.Ledger()
+        self.queue = WaitQueue()
+        self.nominated: dict[str, Attempt] = {}
+        # per requester its preemptible grants that are not being preempted, oldest first
+        self.holders: dict[str, dict[str, Attempt]] = {}
+        # attempts that the pool gave back for a while (provisioning failed): they wait for `not_before`
+        self.paused: dict[str, Attempt] = {}
+        self.preempting: dict[str, Attempt] = {}
+
+    # --- reading
+
+    @property
+    def capacity(self) -> dict[str, int]:
+        """Per metered key the total."""
+        return dict(self.config.capacity) if self.config else {}
+
+    @property
+    def places(self) -> bool:
+        """Grants are placement groups here; else they only count."""
+        return bool(self.config and self.config.placement)
+
+    def usage(self) -> dict[str, int]:
+        """Per metered key what is held (docs/rules.md section 4)."""
+        return {key: self.ledger.held[key] for key in sorted(self.capacity)}
+
+    def need(self, attempt: Attempt) -> quota.Need:
+        """The attempt's metered keys with the policy's numbers."""
+        policy = self.policies.get(attempt.requester)
+        return quota.need_of(attempt.amounts, self.config.capacity if self.config else {}, policy)
+
+    def in_order(self) -> list[Attempt]:
+        """All that waits here, in the order of the queue (docs/rules.md section 5)."""
+        keyed = []
+        for attempt in self.waiting():
+            policy = self.policies.get(attempt.requester)
+            use = self.ledger.uses[attempt.requester]
+            named = attempt.state == NOMINATED
+            share = policy is not None and self.ledger.in_share(
+                self.need(attempt), use, attempt.preemptible, nominated=named
+            )
+            keyed.append(((not named, not share, -(policy.priority if policy else 0), attempt.age), attempt))
+        keyed.sort(key=lambda pair: pair[0])
+        return [attempt for _, attempt in keyed]
+
+    def waiting(self) -> Iterator[Attempt]:
+        """All that waits here, in no order."""
+        return (a for a in self.attempts.values() if a.state in (QUEUED, NOMINATED))
+
+    def attempt(self, id: str) -> Attempt | None:
+        """The newest attempt of a request here, ended or not."""
+        return self.attempts.get(id) or self.ended.get(id)
+
+    # --- the fold
+
+    def apply(self, event: Any, at: float) -> None:
+        """One event of the log, which became durable with the core's time `at`."""
+        self.seq += 1
+        self.clock = max(self.clock, at)
+        _APPLY[type(event)](self, event, at)
+
+    def _configured(self, event: ev.Configured, at: float) -> None:
+        self.version = event.version
+        self.config = PoolConfig.from_wire(event.config)
+        self.uid = event.uid
+        self.policies = {p["requester"]: PolicyConfig.from_wire(p) for p in event.policies}
+        self.refit()
+
+    def refit(self) -> None:
+        """Every kind of waiter is judged by the configuration as it is now."""
+        capacity = self.config.capacity if self.config else {}
+        self.queue.refit(self.policies, lambda amounts, policy: quota.need_of(amounts, capacity, policy), self.ledger)
+
+    def _queued(self, event: ev.Queued, at: float) -> None:
+        attempt = Attempt(event.id, event.k)
+        attempt.state = QUEUED
+        attempt.owned = event.owned
+        attempt.requester = event.requester
+        attempt.amounts = tuple((key, amount) for key, amount in event.amounts)
+        attempt.preemptible = event.preemptible
+        attempt.age = event.age
+        attempt.submitted_at = event.submitted_at
+        attempt.not_before = event.not_before
+        attempt.options = event.options
+        self.ended.pop(event.id, None)
+        self.attempts[event.id] = attempt
+        if attempt.not_before > at:
+            self.paused[event.id] = attempt
+        else:
+            self.join_queue(attempt)
+
+    def join_queue(self, attempt: Attempt) -> Kind:
+        """The attempt stands among the waiters that a walk looks at."""
+        kind = self.queue.add(attempt)
+        if kind.need is None and attempt.requester in self.policies:
+            policy = self.policies[attempt.requester]
+            kind.need = quota.need_of(kind.amounts, self.config.capacity if self.config else {}, policy)
+            kind.priority = policy.priority
+            kind.use = self.ledger.uses[attempt.requester]
+        return kind
+
+    def _leave_queue(self, attempt: Attempt) -> None:
+        self.queue.remove(attempt)
+        self.paused.pop(attempt.id, None)
+
+    def _granted(self, event: ev.Granted, at: float) -> None:
+        attempt = self.attempts[event.id]
+        if attempt.state == NOMINATED:
+            del self.nominated[event.id]
+        else:
+            self._leave_queue(attempt)
+            self.ledger.book(attempt.requester, attempt.amounts, attempt.preemptible)
+            self.queue.touch(attempt.requester)
+        self.ledger.hold(attempt.amounts, attempt.preemptible)
+        attempt.state = GRANTED
+        attempt.owned = True
+        attempt.granted_at = at
+        attempt.grant_number = attempt.notice_seq = self.seq
+        attempt.placed = None if self.places else {}
+        if attempt.preemptible:
+            self.holders.setdefault(attempt.requester, {})[event.id] = attempt
+
+    def _placed(self, event: ev.Placed, at: float) -> None:
+        attempt = self.attempts[event.id]
+        attempt.placed = event.detail
+        attempt.notice_seq = self.seq
+
+    def _nominated(self, event: ev.Nominated, at: float) -> None:
+        for id, _ in event.victims:
+            victim = self.attempts[id]
+            self._unbook(victim)
+            victim.state = PREEMPTING
+            victim.notice_seq = self.seq
+            self.preempting[id] = victim
+        attempt = self.attempts[event.id]
+        self._leave_queue(attempt)
+        self.ledger.book(attempt.requester, attempt.amounts, attempt.preemptible)
+        self.queue.touch(attempt.requester)
+        attempt.state = NOMINATED
+        attempt.owned = True
+        attempt.notice_seq = self.seq
+        self.nominated[event.id] = attempt
+
+    def _unbook(self, attempt: Attempt) -> None:
+        self.ledger.unbook(attempt.requester, attempt.amounts)
+        self.queue.touch(attempt.requester)
+        if attempt.preemptible:
+            grants = self.holders[attempt.requester]
+            del grants[attempt.id]
+            if not grants:
+                del self.holders[attempt.requester]
+
+    def _ending(self, event: ev.Ending, at: float) -> None:
+        attempt = self.attempts[event.id]
+        if attempt.state == GRANTED:
+            self._unbook(attempt)
+        self.preempting.pop(event.id, None)
+        attempt.state = ENDING
+        attempt.ended_as, attempt.why = event.how, event.why
+
+    def _ended(self, event: ev.Ended, at: float) -> None:
+        attempt = self.attempts.pop(event.id, None)
+        if attempt is None or attempt.k < event.k:
+            if attempt is not None:
+                self._leave(attempt)
+            attempt = Attempt(event.id, event.k)
+        else:
+            self._leave(attempt)
+        attempt.state = ENDED
+        attempt.ended_as, attempt.why = event.how, event.why
+        attempt.notice_seq = self.seq
+        self.ended.pop(event.id, None)
+        self.ended[event.id] = attempt
+
+    def _leave(self, attempt: Attempt) -> None:
+        """Whatever the attempt waited for or held is given up."""
+        if attempt.state in HOLDING:
+            if attempt.state == GRANTED:
+                self._unbook(attempt)
+            self.preempting.pop(attempt.id, None)
+            self.ledger.vacate(attempt.requester, attempt.amounts, attempt.preemptible)
+            self.queue.touch(attempt.requester)
+        elif attempt.state == NOMINATED:
+            del self.nominated[attempt.id]
+            self.ledger.book(attempt.requester, attempt.amounts, attempt.preemptible, -1)
+            self.queue.touch(attempt.requester)
+        else:
+            self._leave_queue(attempt)
+
+    def _peer(self, event: ev.Peer, at: float) -> None:
+        self.peer = event
+        ended = self.ended
+        while ended:
+            id, oldest = next(iter(ended.items()))
+            if oldest.notice_seq > event.acked:
+                break
+            del ended[id]
+
+    # --- the whole of it, as bytes
+
+    def dump(self) -> dict[str, Any]:
+        """The durable state as plain values, in an order that depends on nothing but the log."""
+        return {
+            "seq": self.seq,
+            "clock": self.clock,
+            "version": self.version,
+            "config": self.config.to_wire() if self.config else None,
+            "uid": self.uid,
+            "policies": [self.policies[r].to_wire() for r in sorted(self.policies)],
+            "peer": list(self.peer),
+            "attempts": [_dump(self.attempts[id]) for id in sorted(self.attempts)],
+            "ended": [_dump(a) for a in self.ended.values()],
+        }
+
+    @classmethod
+    def load(cls, dumped: dict[str, Any]) -> PoolState:
+        """The state that `dump` wrote, with all that is derived from it."""
+        state = cls()
+        state.seq, state.clock, state.version = dumped["seq"], dumped["clock"], dumped["version"]
+        if dumped["config"]:
+            state.config, state.uid = PoolConfig.from_wire(dumped["config"]), dumped["uid"]
+        state.policies = {p["requester"]: PolicyConfig.from_wire(p) for p in dumped["policies"]}
+        state.peer = ev.Peer(*dumped["peer"])
+        for fields in dumped["ended"]:
+            attempt = _load(fields)
+            state.ended[attempt.id] = attempt
+        for attempt in sorted(map(_load, dumped["attempts"]), key=lambda a: (a.grant_number, a.id)):
+            state.attempts[attempt.id] = attempt
+            state._settle_in(attempt)
+        state.refit()
+        return state
+
+    def _settle_in(self, attempt: Attempt) -> None:
+        """What the ledger, the queue and the holders know of an attempt that comes out of a snapshot."""
+        if attempt.state == QUEUED:
+            if attempt.not_before > self.clock:
+                self.paused[attempt.id] = attempt
+            else:
+                self.join_queue(attempt)
+            return
+        self.ledger.book(attempt.requester, attempt.amounts, attempt.preemptible)
+        if attempt.state == NOMINATED:
+            self.nominated[attempt.id] = attempt
+            return
+        self.ledger.hold(attempt.amounts, attempt.preemptible)
+        if attempt.preemptible:
+            self.holders.setdefault(attempt.requester, {})[attempt.id] = attempt
+        if attempt.state in (PREEMPTING, ENDING):
+            self._unbook(attempt)
+        if attempt.state == PREEMPTING:
+            self.preempting[attempt.id] = attempt
+
+    def digest(self) -> str:
+        """A hash of the durable state: equal logs give equal digests (docs/rules.md section 10.7)."""
+        return hashlib.blake2b(msgpack.packb(self.dump()), digest_size=16).hexdigest()
+
+
+_FIELDS = sorted(set(Attempt.__slots__) - {"entry", "amounts"})
+
+
+def _dump(attempt: Attempt) -> list[Any]:
+    return [[list(pair) for pair in attempt.amounts], *(getattr(attempt, name) for name in _FIELDS)]
+
+
+def _load(fields: list[Any]) -> Attempt:
+    attempt = Attempt("", 0)
+    for name, value in zip(_FIELDS, fields[1:], strict=True):
+        setattr(attempt, name, value)
+    attempt.amounts = tuple((key, amount) for key, amount in fields[0])
+    return attempt
+
+
+_APPLY: dict[type[Any], Any] = {
+    ev.Configured: PoolState._configured,
+    ev.Queued: PoolState._queued,
+    ev.Granted: PoolState._granted,
+    ev.Placed: PoolState._placed,
+    ev.Nominated: PoolState._nominated,
+    ev.Ending: PoolState._ending,
+    ev.Ended: PoolState._ended,
+    ev.Peer: PoolState._peer,
+}

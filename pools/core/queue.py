@@ -1,0 +1,208 @@
+"""Attempts, and the queue of a pool (docs/rules.md section 5).
+
+Waiters of the same requester, amounts and preemptibility are judged alike but for their age. So they stand together
+in one `Kind`, oldest first, and one of them is judged for all: a decision costs the number of kinds, not of waiters.
+
+The order of the queue:
+  1. nominated requests first,
+  2. then those in their share before those that are not,
+  3. then higher policy priority first,
+  4. then the older first (age: the sequence number of the first submission).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Any
+
+from ray_pools.core.config_rules import PolicyConfig
+from ray_pools.core.quota import Ledger, Need, Use
+from ray_pools.core.records import Amounts
+
+QUEUED = "queued"
+NOMINATED = "nominated"
+GRANTED = "granted"
+PREEMPTING = "preempting"
+ENDING = "ending"
+ENDED = "ended"
+HOLDING = frozenset((GRANTED, PREEMPTING, ENDING))
+
+# share before borrowing, then priority, then age
+Rank = tuple[bool, int, int]
+
+_KINDS_KEPT = 4096
+
+
+class Attempt:
+    """One attempt of a request at one pool. An id has at most one here, the newest."""
+
+    __slots__ = (
+        "age",
+        "amounts",
+        "ended_as",
+        "entry",
+        "grant_number",
+        "granted_at",
+        "id",
+        "k",
+        "not_before",
+        "notice_seq",
+        "options",
+        "owned",
+        "placed",
+        "preemptible",
+        "requester",
+        "state",
+        "submitted_at",
+        "why",
+    )
+
+    def __init__(self, id: str, k: int) -> None:
+        self.id = id
+        self.k = k
+        self.state = ENDED
+        self.owned = False
+        self.requester = ""
+        self.amounts: Amounts = ()
+        self.preemptible = True
+        self.age = 0
+        self.submitted_at = 0.0
+        self.not_before = 0.0
+        self.options: dict[str, Any] = {}
+        self.granted_at = 0.0
+        # the sequence number of its `Granted`: the order of grants
+        self.grant_number = 0
+        # what the placement group's maker said of it; None while it is being placed
+        self.placed: dict[str, Any] | None = None
+        self.ended_as = ""
+        self.why = ""
+        # the sequence number of the newest event here that the coordinator must hear of; 0: none
+        self.notice_seq = 0
+        # its valid entry in the heap of its kind; 0: it is in none
+        self.entry = 0
+
+
+class Kind:
+    """The waiters that are equal but for their age."""
+
+    __slots__ = ("amounts", "need", "owned", "preemptible", "priority", "rank", "requester", "share", "use", "waiters")
+
+    def __init__(self, requester: str, amounts: Amounts, preemptible: bool, owned: bool) -> None:
+        self.requester = requester
+        self.amounts = amounts
+        self.preemptible = preemptible
+        self.owned = owned
+        # (age, entry, attempt); entries that an attempt does not name any more are skipped
+        self.waiters: list[tuple[int, int, Attempt]] = []
+        # None where its requester has no policy: it is admitted no more and waits for the coordinator to say so
+        self.need: Need | None = None
+        self.use: Use = Use()
+        self.priority = 0
+        self.share = False
+        self.rank: Rank | None = None
+
+    def head(self) -> Attempt | None:
+        """The oldest waiter."""
+        waiters = self.waiters
+        while waiters:
+            _, entry, attempt = waiters[0]
+            if attempt.entry == entry:
+                return attempt
+            heapq.heappop(waiters)
+        return None
+
+    def all(self) -> list[Attempt]:
+        """Its waiters, oldest first."""
+        return [attempt for _, entry, attempt in sorted(self.waiters) if attempt.entry == entry]
+
+
+class WaitQueue:
+    """The waiters of a pool that are neither nominated nor paused, by kind, and the kinds in the queue's order."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[tuple[str, Amounts, bool, bool], Kind] = {}
+        self._of: dict[str, list[Kind]] = {}
+        self._touched: set[str] = set()
+        self._order: list[Kind] = []
+        self._entries = 0
+        self.size = 0
+
+    def kind(self, attempt: Attempt) -> Kind:
+        """The kind of an attempt; made when it is the first of it."""
+        key = (attempt.requester, attempt.amounts, attempt.preemptible, attempt.owned)
+        kind = self.kinds.get(key)
+        if kind is None:
+            kind = self.kinds[key] = Kind(*key)
+            self._of.setdefault(attempt.requester, []).append(kind)
+        return kind
+
+    def add(self, attempt: Attempt) -> Kind:
+        """A waiter joins. A kind that is new has no need yet: the caller gives it one."""
+        kind = self.kind(attempt)
+        self._entries += 1
+        attempt.entry = self._entries
+        heapq.heappush(kind.waiters, (attempt.age, attempt.entry, attempt))
+        self._touched.add(attempt.requester)
+        self.size += 1
+        return kind
+
+    def remove(self, attempt: Attempt) -> None:
+        """A waiter leaves: it was granted, nominated or ended, or its bid of room stands."""
+        if attempt.entry:
+            attempt.entry = 0
+            self._touched.add(attempt.requester)
+            self.size -= 1
+
+    def touch(self, requester: str) -> None:
+        """What the requester uses changed, and with it which of its waiters are in their share."""
+        self._touched.add(requester)
+
+    def refit(self, needs: dict[str, PolicyConfig], need_of: Any, ledger: Ledger) -> None:
+        """The configuration changed: every kind is judged by new numbers."""
+        for kind in self.kinds.values():
+            policy = needs.get(kind.requester)
+            kind.need = need_of(kind.amounts, policy) if policy else None
+            kind.priority = policy.priority if policy else 0
+            kind.use = ledger.uses[kind.requester]
+            self._touched.add(kind.requester)
+
+    def ordered(self, ledger: Ledger) -> list[Kind]:
+        """The kinds that have waiters, in the order of the queue."""
+        if self._touched:
+            changed = False
+            for requester in self._touched:
+                for kind in self._of.get(requester, ()):
+                    head = kind.head()
+                    rank: Rank | None = None
+                    if head is not None:
+                        kind.share = kind.need is not None and ledger.in_share(kind.need, kind.use, kind.preemptible)
+                        rank = (not kind.share, -kind.priority, head.age)
+                    if rank != kind.rank:
+                        kind.rank = rank
+                        changed = True
+            self._touched.clear()
+            if changed:
+                if len(self.kinds) > _KINDS_KEPT:
+                    self._drop_empty()
+                ranked = [(kind.rank, kind) for kind in self.kinds.values() if kind.rank is not None]
+                ranked.sort(key=_first)
+                self._order = [kind for _, kind in ranked]
+        return self._order
+
+    def _drop_empty(self) -> None:
+        """Kinds that nobody waits in any more are only kept while they are few."""
+        self.kinds = {key: kind for key, kind in self.kinds.items() if kind.rank is not None}
+        self._of = {}
+        for kind in self.kinds.values():
+            self._of.setdefault(kind.requester, []).append(kind)
+
+    def __iter__(self) -> Iterator[Attempt]:
+        for kind in self.kinds.values():
+            for _, entry, attempt in kind.waiters:
+                if attempt.entry == entry:
+                    yield attempt
+
+
+def _first(pair: tuple[Rank | None, Kind]) -> Any:
+    return pair[0]

@@ -1,0 +1,253 @@
+"""The events of the two logs, and how one event becomes bytes and back.
+
+An event is a named tuple of plain values. On disk it is one msgpack array: ``[tag, version, *fields]``. The
+state of an actor is a fold over its events; nothing else changes it. Times are not fields of events: the log
+keeps the core's time beside each row, and the fold receives it with the event.
+
+A field is never renamed, reordered or removed in place. A change makes a new version of the event and a pure
+function in `UPCASTS` that turns the fields of one version into those of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgpack
+
+from ray_pools.errors import PoolsError
+
+Amounts = tuple[tuple[str, int], ...]
+
+
+class UnknownEvent(PoolsError):
+    """A log holds an event that this version of the code does not know."""
+
+
+# --- events of a pool's log
+
+
+class Configured(NamedTuple):
+    """The pool goes by this configuration and these policies from here on (rules 9)."""
+
+    version: int
+    uid: str
+    config: dict[str, Any]
+    policies: list[dict[str, Any]]
+
+
+class Queued(NamedTuple):
+    """Attempt `k` of a request waits here. `owned`: this pool alone may run it (protocol: enqueue)."""
+
+    id: str
+    k: int
+    owned: bool
+    requester: str
+    amounts: list[list[Any]]
+    preemptible: bool
+    age: int
+    submitted_at: float
+    not_before: float
+    options: dict[str, Any]
+
+
+class Granted(NamedTuple):
+    """The attempt holds capacity of this pool."""
+
+    id: str
+    k: int
+
+
+class Placed(NamedTuple):
+    """The grant's placement group is ready: its holder may be told."""
+
+    id: str
+    k: int
+    detail: dict[str, Any]
+
+
+class Nominated(NamedTuple):
+    """The attempt is booked here and its victims are told to stop; one event, so that neither stands alone."""
+
+    id: str
+    k: int
+    victims: list[list[Any]]
+
+
+class Ending(NamedTuple):
+    """The grant is over for its holder; its capacity is free when its placement group is gone."""
+
+    id: str
+    k: int
+    how: str
+    why: str
+
+
+class Ended(NamedTuple):
+    """The attempt is over here and holds nothing. `how`: one of `ENDS`."""
+
+    id: str
+    k: int
+    how: str
+    why: str
+
+
+# --- events of the coordinator's log
+
+
+class Changed(NamedTuple):
+    """Pools and policies changed, all of it or nothing (rules 9). Each change is a list that starts with its kind."""
+
+    version: int
+    changes: list[list[Any]]
+
+
+class Submitted(NamedTuple):
+    """A request exists. It opens attempt 1 in `pools`, in its own order; with none it is rejected (rules 3)."""
+
+    id: str
+    requester: str
+    amounts: list[list[Any]]
+    preemptible: bool
+    retries: int
+    lease_s: float
+    age: int
+    options: dict[str, Any]
+    token: bytes
+    client: str
+    pools: list[str]
+    causes: dict[str, str]
+
+
+class Opened(NamedTuple):
+    """Attempt `k` takes the place of the one before, which can hold nothing any more. With one pool it is taken."""
+
+    id: str
+    k: int
+    pools: list[str]
+    not_before: dict[str, float]
+    retries: int
+
+
+class Taken(NamedTuple):
+    """Attempt `k` belongs to `pool`: only this pool may grant it."""
+
+    id: str
+    k: int
+    pool: str
+
+
+class Told(NamedTuple):
+    """The pool said what became of the attempt that it has taken: nominated, granted, placed or preempting."""
+
+    id: str
+    k: int
+    state: str
+    detail: dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """The pool that took the attempt must be told: `what` is one of release, cancel, expire, give, yield, stopped."""
+
+    id: str
+    k: int
+    what: str
+
+
+class Finished(NamedTuple):
+    """The request reached a final state (rules 8)."""
+
+    id: str
+    state: str
+    causes: dict[str, str]
+
+
+class Forgotten(NamedTuple):
+    """Final requests older than the retention time leave the state; the log keeps their story."""
+
+    ids: list[str]
+
+
+# --- both
+
+
+class Peer(NamedTuple):
+    """How far the other side's stream has been worked in (`epoch`, `heard`), its head, and what it acknowledged."""
+
+    name: str
+    epoch: int
+    head: int
+    heard: int
+    acked: int
+
+
+Event = (
+    Configured
+    | Queued
+    | Granted
+    | Placed
+    | Nominated
+    | Ending
+    | Ended
+    | Changed
+    | Submitted
+    | Opened
+    | Taken
+    | Told
+    | Asked
+    | Finished
+    | Forgotten
+    | Peer
+)
+
+ENDS = ("withdrawn", "returned", "released", "cancelled", "expired", "stopped")
+
+# tag -> (class, version). Tags are small integers, never used twice.
+_CLASSES: dict[int, tuple[type[Any], int]] = {
+    1: (Configured, 1),
+    2: (Queued, 1),
+    3: (Granted, 1),
+    4: (Placed, 1),
+    5: (Nominated, 1),
+    6: (Ending, 1),
+    7: (Ended, 1),
+    8: (Changed, 1),
+    9: (Submitted, 1),
+    10: (Opened, 1),
+    11: (Taken, 1),
+    12: (Told, 1),
+    13: (Asked, 1),
+    14: (Finished, 1),
+    15: (Forgotten, 1),
+    16: (Peer, 1),
+}
+_HEADERS: dict[type[Any], tuple[int, int]] = {cls: (tag, version) for tag, (cls, version) in _CLASSES.items()}
+
+# (tag, version) -> the fields of version + 1
+UPCASTS: dict[tuple[int, int], Callable[[list[Any]], list[Any]]] = {}
+
+
+def pack(event: Event) -> bytes:
+    """The event as one msgpack array."""
+    packed: bytes = msgpack.packb((*_HEADERS[type(event)], *event))
+    return packed
+
+
+def unpack(body: bytes) -> Event:
+    """The event that `pack` wrote, in the newest version.
+
+    Raises:
+        UnknownEvent: the tag or its version is not known here; the message names both.
+    """
+    tag, version, *fields = msgpack.unpackb(body, strict_map_key=False)
+    known = _CLASSES.get(tag)
+    if known is None:
+        raise UnknownEvent(f"the log holds an event with tag {tag!r}, version {version!r}, which is unknown here")
+    cls, newest = known
+    while version < newest:
+        fields = UPCASTS[tag, version](fields)
+        version += 1
+    if version != newest:
+        raise UnknownEvent(f"the log holds {cls.__name__} in version {version}; the newest known here is {newest}")
+    event: Event = cls(*fields)
+    return event

@@ -1,0 +1,260 @@
+"""A whole system in one process and in lockstep: coordinator and pools, with every message delivered at once.
+
+The cores and the protocol are those that live actors run. What is added is the one thing that live pools, walking side
+by side, have no need of: the order in which pools take turns (docs/rules.md section 5). Scenarios, simulation and
+property tests run on it. It keeps each log in memory, as bytes, so that a restart is a real fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ray_pools.core import explain
+from ray_pools.core import records as ev
+from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.core.coordinator import Coordinator
+from ray_pools.core.coordinator_state import FINAL, CoordinatorState
+from ray_pools.core.pool import Pool
+from ray_pools.core.pool_state import PoolState
+from ray_pools.errors import BadInput, Refused
+
+Log = list[tuple[float, bytes]]
+
+
+class System:
+    """See the module's docstring. Each verb settles everything; one that is refused raises and changes nothing."""
+
+    def __init__(self, pools: Mapping[str, PoolConfig], policies: Iterable[PolicyConfig]) -> None:
+        self.now = 0.0
+        self.logs: dict[str, Log] = {"coordinator": []}
+        self.epochs: dict[str, int] = {}
+        self.coordinator = self._open_coordinator()
+        self.pools: dict[str, Pool] = {}
+        self.decisions = 0
+        changes: list[tuple[Any, ...]] = [("pool", pool, name + "#1") for name, pool in pools.items()]
+        self.coordinator.change([*changes, *(("policy", policy) for policy in policies)])
+        for name in sorted(pools):
+            self.logs[name] = []
+            self.pools[name] = self._open_pool(name)
+        self.settle()
+
+    # --- opening, and opening again
+
+    def _next_epoch(self, who: str) -> int:
+        self.epochs[who] = self.epochs.get(who, 0) + 1
+        return self.epochs[who]
+
+    def _open_coordinator(self) -> Coordinator:
+        state = CoordinatorState()
+        for at, body in self.logs["coordinator"]:
+            state.apply(ev.unpack(body), at)
+        return Coordinator(state, self._next_epoch("coordinator"), self.now)
+
+    def _open_pool(self, name: str) -> Pool:
+        state = PoolState()
+        for at, body in self.logs[name]:
+            state.apply(ev.unpack(body), at)
+        return Pool(name, state, self._next_epoch(name), self.now)
+
+    def restart(self, who: str) -> None:
+        """The actor forgets all but its log: `coordinator`, a pool, or `all`."""
+        if who in ("all", "coordinator"):
+            self.coordinator = self._open_coordinator()
+        for name in self.pools if who == "all" else [who] if who != "coordinator" else []:
+            if name not in self.pools:
+                raise BadInput("restart", name, f"all, coordinator or a pool: {', '.join(self.pools)}")
+            self.pools[name] = self._open_pool(name)
+        self.settle()
+
+    # --- settling
+
+    def _persist(self) -> None:
+        step = self.coordinator.take_step()
+        self.logs["coordinator"].extend((self.now, ev.pack(event)) for event in step.events)
+        for name, pool in self.pools.items():
+            self.logs[name].extend((self.now, ev.pack(event)) for event in pool.take_step().events)
+
+    def deliver(self) -> None:
+        """Every message, until nobody has news."""
+        coordinator = self.coordinator
+        while True:
+            self._persist()
+            talking = [(n, p) for n, p in self.pools.items() if coordinator.has_news(n) or p.link.index]
+            if not talking:
+                return
+            for name, pool in talking:
+                pool.exchange(coordinator.outgoing(name))
+                self._persist()
+                coordinator.exchange(name, pool.outgoing()._replace(bids=[], bids_upto=0))
+                self._persist()
+                pool.exchange(coordinator.outgoing(name))
+
+    def settle(self) -> None:
+        """Leases, then deadlines, then the walk: grants while there are any, else one preemption, and all anew."""
+        self.coordinator.set_time(self.now)
+        for pool in self.pools.values():
+            pool.set_time(self.now)
+        while True:
+            self.deliver()
+            self.coordinator.tick()
+            self.deliver()
+            for pool in self.pools.values():
+                pool.tick()
+            self.deliver()
+            if not (self._grant_one() or self._preempt_one()):
+                return
+            self.decisions += 1
+
+    def _grant_one(self) -> bool:
+        """The first request in the walk that can be granted is granted, in its own best pool (sections 5 and 7)."""
+        for pool in self.pools.values():
+            attempt = pool.first_grant()
+            if attempt is not None:
+                if attempt.owned:
+                    pool.start(attempt, None)
+                else:
+                    self._ask_all(attempt.id)
+                return True
+        return False
+
+    def _preempt_one(self) -> bool:
+        """The first request in the walk that fits once others are stopped is nominated (sections 6 and 7)."""
+        for pool in self.pools.values():
+            found = pool.first_preemption()
+            if found is not None:
+                attempt, victims = found
+                if attempt.owned:
+                    pool.start(attempt, victims)
+                else:
+                    self._ask_all(attempt.id)
+                return True
+        return False
+
+    def _ask_all(self, id: str) -> None:
+        request = self.coordinator.state.requests[id]
+        answers: dict[str, tuple[str, bool]] = {}
+        for name in request.pools:
+            pool = self.pools[name]
+            attempt = pool.state.attempts[id]
+            answer, _ = pool.judge(attempt)
+            answers[name] = (answer, pool.state.queue.kind(attempt).share)
+        before = request.k, request.phase
+        self.coordinator.decide_by(request, answers)
+        if (request.k, request.phase) == before:
+            raise AssertionError(f"nobody took {id}, answers {answers}")
+
+    # --- verbs (docs/rules.md section 11)
+
+    def submit(
+        self,
+        id: str,
+        requester: str,
+        amounts: Mapping[str, int],
+        preemptible: bool = True,
+        retries: int = 0,
+        lease_s: float | None = None,
+    ) -> None:
+        """A request enters."""
+        self.coordinator.submit(
+            id, requester, amounts, preemptible=preemptible, retries=retries, lease_s=lease_s or 0.0
+        )
+        self.settle()
+
+    def release(self, id: str) -> None:
+        """Its holder is done."""
+        self.coordinator.release(self.coordinator.find(id))
+        self.settle()
+
+    def cancel(self, id: str) -> None:
+        """It is not wanted any more."""
+        self.coordinator.cancel(self.coordinator.find(id))
+        self.settle()
+
+    def renew(self, id: str) -> None:
+        """Its holder is alive."""
+        self.coordinator.renew(self.coordinator.find(id))
+        self.settle()
+
+    def stopped(self, id: str) -> None:
+        """The holder of a preempting grant has stopped."""
+        request = self.coordinator.state.requests.get(id)
+        if request is not None:
+            self.coordinator.stopped(request)
+        self.settle()
+
+    def advance(self, seconds: float) -> None:
+        """Time passes, and stops wherever it changes something."""
+        until = self.now + seconds
+        while True:
+            times = [at for core in (self.coordinator, *self.pools.values()) if (at := core.next_event_at()) is not None]
+            if not times or min(times) > until:
+                break
+            self.now = max(self.now, min(times))
+            self.settle()
+        self.now = until
+        self.settle()
+
+    def attach(self, policy: PolicyConfig) -> None:
+        """The policy is in force, in place of the one before."""
+        self.coordinator.change([("policy", policy)])
+        self.settle()
+
+    def detach(self, requester: str, pool: str) -> None:
+        """The requester has no policy on the pool any more."""
+        self.coordinator.change([("unpolicy", requester, pool)])
+        self.settle()
+
+    def set_capacity(self, pool: str, capacity: Mapping[str, int | None]) -> None:
+        """The pool's totals change; keys that are not named stay, None takes a key out."""
+        state = self.coordinator.state
+        if pool not in state.pools:
+            raise Refused("unknown_pool", f"there is no pool {pool!r}", {"pool": pool})
+        merged = {**state.pools[pool].capacity, **capacity}
+        now = {key: amount for key, amount in merged.items() if amount is not None}
+        config = state.pools[pool]._replace(capacity=now)
+        self.coordinator.change([("pool", config, state.uids[pool])])
+        self.settle()
+
+    # --- what is to be seen
+
+    def states(self) -> dict[str, str]:
+        """Id to state, with `@pool` where it holds."""
+        return {
+            id: f"{r.shown}@{r.owner}" if r.shown in ("allocated", "preempting") else r.shown
+            for id, r in self.coordinator.state.requests.items()
+        }
+
+    def usage(self) -> dict[str, dict[str, int]]:
+        """Pool to metered key to what is held."""
+        return {name: pool.state.usage() for name, pool in self.pools.items()}
+
+    def queue(self) -> dict[str, list[str]]:
+        """Pool to the ids that wait there, in order."""
+        return {name: [a.id for a in pool.state.in_order()] for name, pool in self.pools.items()}
+
+    def reasons(self, id: str) -> dict[str, str]:
+        """Pool to cause: of a rejected request each pool's, of a waiting one those of the pools that it waits in."""
+        request = self.coordinator.state.requests[id]
+        if request.phase == FINAL:
+            return dict(request.causes)
+        causes: dict[str, str] = {}
+        for name, pool in self.pools.items():
+            attempt = pool.state.attempts.get(id)
+            if attempt is not None and request.shown == "queued":
+                cause = explain.cause(pool, attempt)
+                if cause is not None:
+                    causes[name] = cause
+        return causes
+
+    def amounts(self, id: str) -> dict[str, int]:
+        """What the request asks for."""
+        return dict(self.coordinator.state.requests[id].amounts)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def make_world(pools: dict[str, PoolConfig], policies: list[PolicyConfig]) -> System:
+    """The factory that the scenario runner asks for. Raises BadInput for a configuration that breaks a rule."""
+    return System(pools, policies)
