@@ -1,8 +1,8 @@
 """The scenario runner (docs/rules.md section 11): plays scenarios on a World and says what did not hold.
 
-A `World` is one complete system of pools in memory with a clock that moves only by `advance`. The runner knows no
-rule; it turns a step into a call, compares what the world then says with what the step expects, and checks that a
-refused step changed nothing. `run_files` is what the command line calls.
+A `World` is one complete system of pools in memory with a clock that moves only by `advance`. The runner
+knows no rule; it turns a step into a call, compares what the world then says with what the step expects, and checks
+that a refused step changed nothing. `run_files` is what the command line calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from .core.config_rules import PolicyConfig, PoolConfig
-from .errors import MISSING, BadInput, PoolsError, Refused, shown
+from .errors import MISSING, BadInput, PoolsError, Refused
 from .limits import (
     PRIORITY_ABS_MAX,
     RETRIES_MAX,
@@ -39,8 +39,8 @@ _QUEUEINGS = ("backfill", "strict")
 
 
 class World(Protocol):
-    """A system of pools. Each verb settles it fully; one that is refused raises Refused or BadInput and changes
-    nothing. Times are seconds of the world's own clock."""
+    """A system of pools. Each verb settles it fully; one that is refused raises Refused or BadInput and
+    changes nothing. Times are seconds of the world's own clock."""
 
     def submit(
         self,
@@ -74,7 +74,7 @@ class World(Protocol):
         ...
 
     def reasons(self, id: str) -> dict[str, str]:
-        """pool to cause: of a rejected request each pool's, of a queued one those of the pools it queues in."""
+        """pool to cause: each pool's of a rejected request, of a queued one those that it queues in."""
         ...
 
     def amounts(self, id: str) -> dict[str, int]:
@@ -141,8 +141,8 @@ def run_files(
 ) -> Report:
     """Play all scenarios of the files; `select` are names or shell patterns of the scenarios to play.
 
-    All files are read before anything is played: a malformed one raises BadInput and nothing is reported. With
-    `trace_out`, one JSON line per step is written to it.
+    All files are read before anything is played: a malformed one raises BadInput and nothing is reported.
+    With `trace_out`, one JSON line per step is written to it.
     """
     scenarios = [scenario for path in paths for scenario in load_scenarios(path)]
     if select:
@@ -177,7 +177,7 @@ def run_scenario(
     make_world: WorldFactory,
     on_trace: Callable[[str], None] | None = None,
 ) -> list[Failure]:
-    """Play one scenario on a new world. Failures in the order of steps; `on_trace` gets one JSON line per step."""
+    """Play one scenario on a new world. Failures by step; `on_trace` gets one JSON line per step."""
     where = f"{scenario.file}:{scenario.line}" if scenario.file else ""
     try:
         world = build_world(scenario, make_world)
@@ -222,7 +222,7 @@ def run_scenario(
 
 
 def build_world(scenario: Scenario, make_world: WorldFactory) -> World:
-    """The scenario's configuration as a world. Raises BadInput or Refused for a configuration that is refused."""
+    """The scenario's configuration as a world. Raises BadInput or Refused for one that is refused."""
     pools = {name: pool_config(name, options) for name, options in scenario.pools.items()}
     policies = [
         policy_config(options, f"policies[{index}].") for index, options in enumerate(scenario.policies)
@@ -241,10 +241,10 @@ def play_step(world: World, step: Step) -> PoolsError | None:
 
 def trace_line(scenario: str, step: int, refused: bool, view: Mapping[str, Any]) -> str:
     """One JSON line: the whole visible state after a step, keys in order."""
-    line = {"scenario": scenario, "step": step, "refused": refused}
+    line: dict[str, Any] = {"scenario": scenario, "step": step, "refused": refused}
     for name in ("states", "usage", "queue"):
         part: dict[str, Any] = view[name]
-        line[name] = {key: _in_order(part[key]) for key in sorted(part)}  # type: ignore[assignment]
+        line[name] = {key: _in_order(part[key]) for key in sorted(part)}
     return json.dumps(line, ensure_ascii=False)
 
 
@@ -347,8 +347,8 @@ def _shown(value: Any) -> str:
 
 def pool_config(name: str, options: Mapping[str, Any]) -> PoolConfig:
     """A pool of a scenario file. Raises BadInput for a wrong type or an unknown option."""
-    where = f"pools.{shown(name) if not name.isprintable() else name}."
     check_name("pools (a name)", name)
+    where = f"pools.{name}."
     _only(options, POOL_KEYS, where)
     amounts = _amounts(options.get("capacity", MISSING), f"{where}capacity", null_allowed=True)
     given: dict[str, Any] = {}

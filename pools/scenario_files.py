@@ -1,8 +1,9 @@
 """Scenario files (docs/rules.md section 11): YAML text into plain, checked data.
 
 `load_scenarios` reads one file. It checks the *form*: known keys, one verb per step, words that exist. What a
-configuration or a request may hold is not judged here: a scenario may well state that it must be refused, so the
-runner (`ray_pools.scenario`) hands it on and sees. Every error names file, line and key, and what would be right.
+configuration or a request may hold is not judged here: a scenario may well state that it must be refused, so
+the runner (`ray_pools.scenario`) hands it on and sees. Every error names file, line and key, and what would
+be right.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Scenario:
 
 
 def load_scenarios(path: str | Path) -> list[Scenario]:
-    """The scenarios of one file. Raises BadInput, naming file, line and key, for a file that is not of the form."""
+    """The scenarios of one file. Raises BadInput, naming file, line and key, for one not of the form."""
     try:
         size = Path(path).stat().st_size
         if size > CONFIG_MAX_BYTES:
@@ -119,18 +120,12 @@ def load_scenarios(path: str | Path) -> list[Scenario]:
 
 def parse_scenarios(text: str, file: str) -> list[Scenario]:
     """As `load_scenarios`, from text; `file` only names it in errors."""
-    loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
-        reader = _Reader(file, loader)
-        if node is None:
-            raise BadInput("file", "nothing", "a list of scenarios", where=file)
-        reader.refuse_duplicate_keys(node, set())
-        if not isinstance(node, yaml.SequenceNode):
-            reader.fail(node, "file", reader.value(node), "a list of scenarios")
-        if not node.value:
-            reader.fail(node, "file", [], "a list of at least one scenario")
-        return [_scenario(reader, item) for item in node.value]
+        loader = yaml.SafeLoader(text)  # refuses control characters here already
+        try:
+            return _scenarios(_Reader(file, loader), loader.get_single_node())
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{file}:{mark.line + 1}" if mark else file
@@ -138,8 +133,16 @@ def parse_scenarios(text: str, file: str) -> list[Scenario]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadInput("file", reason, "valid YAML", where=file) from None
-    finally:
-        loader.dispose()
+
+
+def _scenarios(reader: _Reader, node: yaml.Node | None) -> list[Scenario]:
+    if node is None:
+        raise BadInput("file", "nothing", "a list of scenarios", where=reader.file)
+    reader.refuse_duplicate_keys(node, set())
+    items = reader.items(node, "file", "a list of scenarios")
+    if not items:
+        reader.fail(node, "file", [], "a list of at least one scenario")
+    return [_scenario(reader, item) for item in items]
 
 
 class _Reader:

@@ -4,7 +4,7 @@
 steps of every verb, some of which must be refused. `compare` plays it on two worlds and gives the first step after
 which they differ in anything visible; `minimised` drops what the difference does not need.
 
-    python -m tests.random_cases --seeds 0-500
+    python tests/random_cases.py --seeds 0-500
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from functools import partial
 from typing import Any
 
 import yaml
+from reference import Reference
+from reference import make_world as make_reference
 
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.errors import PoolsError
 from ray_pools.scenario import World, WorldFactory, build_world, play_step
 from ray_pools.scenario_files import Scenario, Step
-from tests.reference import Reference
-from tests.reference import make_world as make_reference
 
 VERB_WEIGHTS = {
     "submit": 42,
@@ -203,7 +203,7 @@ class _StepMaker:
         pool, requester = self._pool(), self.rng.choice(self.requesters)
         capacity = self.world.capacity.get(pool, {"gpu": 4})
         left = dict(capacity)  # now and then too much, which is refused
-        if self.rng.random() < 0.8:
+        if self.rng.random() < 0.65:
             for (where, whose), policy in self.world.policies.items():
                 if where == pool and whose != requester:
                     left = {key: left[key] - policy.reserved.get(key, 0) for key in left}
