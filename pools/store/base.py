@@ -155,7 +155,7 @@ class Store(Reader):
 
     @abstractmethod
     def open(self) -> int:
-        """Makes the log if there is none, raises its epoch durably, returns it: earlier openers are fenced."""
+        """Makes a missing log, raises its epoch durably, returns it; earlier openers are fenced."""
 
     @abstractmethod
     def append(self, records: Sequence[tuple[float, bytes]], expected_seq: int) -> int:

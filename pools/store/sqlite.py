@@ -45,7 +45,7 @@ from ray_pools.store.sqlite_file import FORMAT_VERSION, create, database_path, m
 SQLITE_BUSY, SQLITE_FULL = 5, 13  # the sqlite3 module names them from Python 3.11 on only
 BUSY_WAIT_S = 10.0
 """How long a lock is waited for. A turn holds it for one sync, a pruning step for one of PRUNE_STEP_ROWS."""
-READ_BATCH_ROWS = 1000
+READ_BATCH_ROWS = 256
 """Rows fetched at once. Between batches no statement stays open: it would keep the WAL from being reset."""
 PRUNE_STEP_ROWS = 10_000
 WAL_KEPT_BYTES = 16 * 2**20

@@ -30,6 +30,9 @@ CREATE TABLE snapshot (
     seal BLOB NOT NULL, state BLOB NOT NULL);
 """
 
+_TABLES = [("head", 2), ("log", 3), ("snapshot", 4)]
+"""Each table and its first page. A changed page number would show some other table, such as an empty log."""
+
 
 def database_path(directory: str, name: str) -> str:
     """Where the log of this name is. No two names share a file; the file says its name too."""
@@ -61,6 +64,7 @@ def _write(path: str, name: str) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA fullfsync = ON")
+        db.execute("PRAGMA auto_vacuum = NONE")  # else pages are numbered otherwise than in _TABLES
         base_chain = genesis(name)
         db.executescript(
             f"BEGIN; PRAGMA application_id = {APPLICATION_ID};"
@@ -95,7 +99,7 @@ def sync_directory(directory: str) -> None:
 
 
 def refuse_foreign(db: sqlite3.Connection, where: str) -> None:
-    """ForeignStore unless this is a log of a format that we know; Corrupt if the file is empty."""
+    """ForeignStore unless this is a log of a format that we know; Corrupt if its frame is damaged."""
     if os.path.getsize(where) == 0:
         raise Corrupt(where, 0, "the file is empty; logs are never made that way")
     (application,) = db.execute("PRAGMA application_id").fetchone()
@@ -112,6 +116,8 @@ def refuse_foreign(db: sqlite3.Connection, where: str) -> None:
         )
     if version != FORMAT_VERSION:
         raise ForeignStore(where, f"its format is version {version}, which no program wrote")
+    if db.execute("SELECT name, rootpage FROM sqlite_master ORDER BY rowid").fetchall() != _TABLES:
+        raise Corrupt(where, 0, "its tables are not where they were made")
 
 
 def meaning(error: Exception, where: str, seq: int) -> StoreError:
