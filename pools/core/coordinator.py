@@ -130,7 +130,14 @@ class Coordinator:
         Raises:
             Refused: the id belongs to other content (`id_in_use`).
         """
-        content = (requester, tuple(sorted(amounts.items())), preemptible, retries, lease_s, dict(options or {}))
+        content = (
+            requester,
+            tuple(sorted(amounts.items())),
+            preemptible,
+            retries,
+            lease_s,
+            dict(options or {}),
+        )
         known = self.state.requests.get(id)
         if known is not None:
             if content != (
@@ -263,7 +270,9 @@ class Coordinator:
             for r in self.state.requests.values()
             if r.phase == FINAL
             and r.finished_at + self.retention_s <= self.now
-            and all(p not in self.state.pools or self._link(p).acked >= d.seq for p, d in r.directives.items())
+            and all(
+                p not in self.state.pools or self._link(p).acked >= d.seq for p, d in r.directives.items()
+            )
         ]
         if ids:
             self._emit(ev.Forgotten(ids))
@@ -273,7 +282,9 @@ class Coordinator:
     def exchange(self, pool: str, message: Message) -> None:
         """A message of a pool: what became of what it has taken, and its bids (docs/protocol.md)."""
         if pool not in self.state.pools or message.uid not in ("", self.state.uids[pool]):
-            raise Refused("unknown_pool", f"there is no pool {pool!r} with id {message.uid!r}", {"pool": pool})
+            raise Refused(
+                "unknown_pool", f"there is no pool {pool!r} with id {message.uid!r}", {"pool": pool}
+            )
         link = self._link(pool)
         items = link.receive(message)
         if link.went_back:
@@ -305,7 +316,15 @@ class Coordinator:
             if not id:
                 policies = [policy.to_wire() for policy in state.policies_of(pool)]
                 items.append(
-                    [seq, "", "configure", state.version, state.uids[pool], state.pools[pool].to_wire(), policies]
+                    [
+                        seq,
+                        "",
+                        "configure",
+                        state.version,
+                        state.uids[pool],
+                        state.pools[pool].to_wire(),
+                        policies,
+                    ]
                 )
             elif id in state.requests:
                 items.append(self._directive(state.requests[id], pool, seq))
@@ -370,7 +389,9 @@ class Coordinator:
             else:
                 self._finish(request, "preempted")
         elif how in ("returned", "withdrawn"):
-            self._reopen(request, request.retries, paused=request.owner if why.startswith("not placed") else "")
+            self._reopen(
+                request, request.retries, paused=request.owner if why.startswith("not placed") else ""
+            )
         else:
             self._finish(request, how)
 
@@ -400,7 +421,9 @@ class Coordinator:
         preempting: list[tuple[bool, int, str]] = []
         unknown = False
         for place, pool in enumerate(request.pools):
-            answer, in_share = request.answers.get(pool) or ((NO, False) if pool in self.silent else ("", False))
+            answer, in_share = request.answers.get(pool) or (
+                (NO, False) if pool in self.silent else ("", False)
+            )
             unknown |= not answer
             if answer == ROOM and not unknown:
                 self._emit_for(request, ev.Taken(request.id, request.k, pool))
@@ -451,7 +474,9 @@ class Coordinator:
                 wire.append(["unpool", rest[0]])
             else:
                 if policies.pop((rest[0], rest[1]), None) is None:
-                    raise Refused("unknown_policy", f"requester {rest[0]!r} has no policy on pool {rest[1]!r}")
+                    raise Refused(
+                        "unknown_policy", f"requester {rest[0]!r} has no policy on pool {rest[1]!r}"
+                    )
                 wire.append(["unpolicy", *rest])
         raise_first(pools, policies.values())
         self._emit(ev.Changed(state.version + 1, wire))

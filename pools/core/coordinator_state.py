@@ -23,7 +23,13 @@ FINAL = "final"
 FINAL_STATES = frozenset(("released", "rejected", "cancelled", "preempted", "expired"))
 
 # What its pool told of a taken attempt -> the request's state (docs/rules.md section 8)
-_SHOWN = {"": "queued", "nominated": "queued", "granted": "allocated", "placed": "allocated", "preempting": "preempting"}
+_SHOWN = {
+    "": "queued",
+    "nominated": "queued",
+    "granted": "allocated",
+    "placed": "allocated",
+    "preempting": "preempting",
+}
 
 
 class Directive:
@@ -64,6 +70,7 @@ class Request:
         "state",
         "submitted_at",
         "told",
+        "told_at",
         "token",
     )
 
@@ -87,6 +94,7 @@ class Request:
         self.not_before: dict[str, float] = {}
         self.owner = ""
         self.told = ""
+        self.told_at = at
         self.detail: dict[str, Any] = {}
         # release, cancel or expire, once someone wants it to end: it fences all later attempts
         self.asked = ""
@@ -133,7 +141,9 @@ class CoordinatorState:
 
     # --- reading
 
-    def admit(self, requester: str, positive: ev.Amounts, preemptible: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+    def admit(
+        self, requester: str, positive: ev.Amounts, preemptible: bool
+    ) -> tuple[tuple[str, ...], dict[str, str]]:
         """The pools that admit such a request, in its own order, and the causes of the others (sections 3 and 7)."""
         key = (requester, positive, preemptible)
         found = self._admitted.get(key)
@@ -232,7 +242,7 @@ class CoordinatorState:
 
     def _told(self, event: ev.Told, at: float) -> None:
         request = self.requests[event.id]
-        request.told, request.detail = event.state, event.detail
+        request.told, request.detail, request.told_at = event.state, event.detail, at
         self._touch(request)
 
     def _asked(self, event: ev.Asked, at: float) -> None:
@@ -280,7 +290,9 @@ class CoordinatorState:
             "clock": self.clock,
             "version": self.version,
             "ages": self.ages,
-            "pools": [[self.pools[n].to_wire(), self.uids[n], self.configured.get(n, 0)] for n in sorted(self.pools)],
+            "pools": [
+                [self.pools[n].to_wire(), self.uids[n], self.configured.get(n, 0)] for n in sorted(self.pools)
+            ],
             "policies": [
                 self.policies[r][p].to_wire() for r in sorted(self.policies) for p in sorted(self.policies[r])
             ],

@@ -186,7 +186,9 @@ class Pool:
         """There is something that the coordinator was not told, or did not acknowledge."""
         return bool(self.link.index or self.bids_due)
 
-    def _configure(self, version: int, uid: str, config: dict[str, Any], policies: list[dict[str, Any]]) -> bool:
+    def _configure(
+        self, version: int, uid: str, config: dict[str, Any], policies: list[dict[str, Any]]
+    ) -> bool:
         if version <= self.state.version:
             return False
         for id in list(self.promised):
@@ -260,7 +262,9 @@ class Pool:
             elif not back and what != "stopped":
                 self._end(attempt, "withdrawn", what)
         elif what in ("release", "cancel", "expire"):
-            self._finish(attempt, {"release": "released", "cancel": "cancelled", "expire": "expired"}[what], "")
+            self._finish(
+                attempt, {"release": "released", "cancel": "cancelled", "expire": "expired"}[what], ""
+            )
         elif what == "stopped" and attempt.state == PREEMPTING:
             self._finish(attempt, "stopped", "its holder stopped")
 

@@ -115,7 +115,9 @@ class PoolState:
     def refit(self) -> None:
         """Every kind of waiter is judged by the configuration as it is now."""
         capacity = self.config.capacity if self.config else {}
-        self.queue.refit(self.policies, lambda amounts, policy: quota.need_of(amounts, capacity, policy), self.ledger)
+        self.queue.refit(
+            self.policies, lambda amounts, policy: quota.need_of(amounts, capacity, policy), self.ledger
+        )
 
     def _queued(self, event: ev.Queued, at: float) -> None:
         attempt = Attempt(event.id, event.k)

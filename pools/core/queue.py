@@ -86,7 +86,18 @@ class Attempt:
 class Kind:
     """The waiters that are equal but for their age."""
 
-    __slots__ = ("amounts", "need", "owned", "preemptible", "priority", "rank", "requester", "share", "use", "waiters")
+    __slots__ = (
+        "amounts",
+        "need",
+        "owned",
+        "preemptible",
+        "priority",
+        "rank",
+        "requester",
+        "share",
+        "use",
+        "waiters",
+    )
 
     def __init__(self, requester: str, amounts: Amounts, preemptible: bool, owned: bool) -> None:
         self.requester = requester
@@ -176,7 +187,9 @@ class WaitQueue:
                     head = kind.head()
                     rank: Rank | None = None
                     if head is not None:
-                        kind.share = kind.need is not None and ledger.in_share(kind.need, kind.use, kind.preemptible)
+                        kind.share = kind.need is not None and ledger.in_share(
+                            kind.need, kind.use, kind.preemptible
+                        )
                         rank = (not kind.share, -kind.priority, head.age)
                     if rank != kind.rank:
                         kind.rank = rank

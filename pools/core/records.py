@@ -242,12 +242,16 @@ def unpack(body: bytes) -> Event:
     tag, version, *fields = msgpack.unpackb(body, strict_map_key=False)
     known = _CLASSES.get(tag)
     if known is None:
-        raise UnknownEvent(f"the log holds an event with tag {tag!r}, version {version!r}, which is unknown here")
+        raise UnknownEvent(
+            f"the log holds an event with tag {tag!r}, version {version!r}, which is unknown here"
+        )
     cls, newest = known
     while version < newest:
         fields = UPCASTS[tag, version](fields)
         version += 1
     if version != newest:
-        raise UnknownEvent(f"the log holds {cls.__name__} in version {version}; the newest known here is {newest}")
+        raise UnknownEvent(
+            f"the log holds {cls.__name__} in version {version}; the newest known here is {newest}"
+        )
     event: Event = cls(*fields)
     return event

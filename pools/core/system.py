@@ -187,7 +187,11 @@ class System:
         """Time passes, and stops wherever it changes something."""
         until = self.now + seconds
         while True:
-            times = [at for core in (self.coordinator, *self.pools.values()) if (at := core.next_event_at()) is not None]
+            times = [
+                at
+                for core in (self.coordinator, *self.pools.values())
+                if (at := core.next_event_at()) is not None
+            ]
             if not times or min(times) > until:
                 break
             self.now = max(self.now, min(times))

@@ -82,7 +82,11 @@ def find_victims(
 
 
 def _groups(
-    ledger: Ledger, holders: Holders, policies: Mapping[str, PolicyConfig], asker: Asker, short: Mapping[str, int]
+    ledger: Ledger,
+    holders: Holders,
+    policies: Mapping[str, PolicyConfig],
+    asker: Asker,
+    short: Mapping[str, int],
 ) -> dict[float, list[Mapping[str, Attempt]]]:
     """Candidates by their requester's priority: only of requesters that borrow a short key and may be asked."""
     groups: dict[float, list[Mapping[str, Attempt]]] = {}
@@ -91,18 +95,26 @@ def _groups(
         policy = policies.get(requester)
         priority = policy.priority if policy else BELOW_ALL
         own = requester == asker.requester
-        if not grants or (own and not asker.may_stop_own) or not (asker.in_share or priority < asker.priority):
+        if (
+            not grants
+            or (own and not asker.may_stop_own)
+            or not (asker.in_share or priority < asker.priority)
+        ):
             continue
         booked = ledger.uses[requester].booked
         for key in short:
-            if booked[key] + (asked.get(key, 0) if own else 0) > (policy.reserved.get(key, 0) if policy else 0):
+            if booked[key] + (asked.get(key, 0) if own else 0) > (
+                policy.reserved.get(key, 0) if policy else 0
+            ):
                 group = groups.setdefault(priority, [])
                 group.insert(0 if own else len(group), grants)
                 break
     return groups
 
 
-def _enough(ledger: Ledger, groups: Mapping[float, list[Mapping[str, Attempt]]], short: Mapping[str, int]) -> bool:
+def _enough(
+    ledger: Ledger, groups: Mapping[float, list[Mapping[str, Attempt]]], short: Mapping[str, int]
+) -> bool:
     """A quick no: even all that the candidates' requesters have booked would not cover what is short."""
     for key, lack in short.items():
         most = 0

@@ -1,0 +1,320 @@
+"""The coordinator's actor: a shell around `ray_pools.core.coordinator`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from ray_pools import wire
+from ray_pools.actors.peer import PeerCaller
+from ray_pools.actors.prewarm import Prewarmer
+from ray_pools.actors.shell import Deferred, Later, Shell
+from ray_pools.core import commands, prewarm
+from ray_pools.core.bundles import validate_options
+from ray_pools.core.coordinator import Coordinator, CoordinatorStep
+from ray_pools.core.coordinator_state import FINAL, TAKEN, CoordinatorState, Request
+from ray_pools.core.demand import pool_views
+from ray_pools.core.link import Message
+from ray_pools.errors import PoolsError, Refused
+
+# A pool answers a message with its own news. What it did not get to say is said again after this long.
+_RESEND_S = 0.5
+_PREWARM_EVERY_S = 0.2
+_FORGET_EVERY_S = 60.0
+_LIST_MAX = 10_000
+
+
+class CoordinatorShell(Shell):
+    """Operations, waiters, pools and prewarming around the coordinator's core."""
+
+    state: CoordinatorState
+    core: Coordinator
+
+    def __init__(self, store_address: str, namespace: str, options: dict[str, Any]) -> None:
+        self.namespace = namespace
+        self.options = options
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._peers: dict[str, PeerCaller] = {}
+        self._prewarmer: Prewarmer | None = None
+        self._prewarm_timer: asyncio.TimerHandle | None = None
+        super().__init__("coordinator", store_address, options.get("clock", "wall"))
+        if options.get("prewarm", True):
+            self._prewarmer = Prewarmer(
+                float(options.get("prewarm_period_s", 10.0)), float(options.get("prewarm_linger_s", 0.0))
+            )
+        self._prewarm_soon()
+        self.schedule_turn()
+        self.loop.call_later(_FORGET_EVERY_S, self._forget)
+
+    # --- the core
+
+    def new_state(self, dumped: dict[str, Any] | None) -> CoordinatorState:
+        return CoordinatorState.load(dumped) if dumped else CoordinatorState()
+
+    def new_core(self, state: CoordinatorState) -> Coordinator:
+        return Coordinator(state, self.epoch, 0.0)
+
+    def settle(self) -> None:
+        self.core.tick()
+
+    def after_turn(self, step: CoordinatorStep) -> None:
+        for id in step.touched:
+            request = self.state.requests.get(id)
+            if request is None:
+                continue
+            if request.phase == FINAL:
+                self.finals(id, self.view(request))
+            for waiter in self._waiters.get(request.client, ()):
+                if not waiter.done():
+                    waiter.set_result(None)
+        for pool in self.state.pools:
+            if self.core.has_news(pool):
+                self._peer(pool).poke()
+        if step.events:
+            self._prewarm_soon()
+
+    def _peer(self, pool: str) -> PeerCaller:
+        peer = self._peers.get(pool)
+        if peer is None:
+            peer = self._peers[pool] = PeerCaller(
+                wire.pool_actor_name(pool),
+                self.namespace,
+                "coordinator",
+                lambda: (
+                    self.core.outgoing(pool)
+                    if pool in self.state.pools and self.core.has_news(pool)
+                    else None
+                ),
+                lambda message: self.command([{"op": "exchange", "pool": pool, "message": list(message)}]),
+                lambda: self._silent(pool),
+            )
+        return peer
+
+    def _silent(self, pool: str) -> None:
+        if pool not in self.core.silent:
+            task = self.loop.create_task(self.command([{"op": "_silent", "pool": pool}]))
+            task.add_done_callback(lambda done: done.exception())
+
+    def _forget(self) -> None:
+        self.loop.call_later(_FORGET_EVERY_S, self._forget)
+        task = self.loop.create_task(self.command([{"op": "_forget"}]))
+        task.add_done_callback(lambda done: done.exception())
+
+    # --- prewarming (docs/rules.md has no word on it: it decides nothing)
+
+    def _prewarm_soon(self) -> None:
+        if self._prewarmer is not None and self._prewarm_timer is None:
+            self._prewarm_timer = self.loop.call_later(_PREWARM_EVERY_S, self._prewarm)
+
+    def _prewarm(self) -> None:
+        self._prewarm_timer = None
+        if self._prewarmer is not None:
+            self._prewarmer.update(prewarm.target(pool_views(self.state)))
+
+    # --- operations
+
+    def operations(self) -> dict[str, Any]:
+        return {
+            "submit": self._op_submit,
+            "release": self._op_release,
+            "cancel": self._op_cancel,
+            "stopped": self._op_stopped,
+            "renew": self._op_renew,
+            "get": self._op_get,
+            "list": self._op_list,
+            "config": self._op_config,
+            "change": self._op_change,
+            "status": self._op_status,
+            "exchange": self._op_exchange,
+            "drain": self._op_drain,
+            "_silent": lambda op: self.core.set_silent(op["pool"]),
+            "_forget": lambda op: self.core.forget(),
+        }
+
+    def _op_submit(self, op: dict[str, Any]) -> dict[str, Any]:
+        sent = commands.submission(op)
+        validate_options(sent.amounts, sent.options)
+        request = self.core.submit(
+            sent.id,
+            sent.requester,
+            sent.amounts,
+            preemptible=sent.preemptible,
+            retries=sent.retries,
+            lease_s=sent.lease_s,
+            options=sent.options,
+            token=sent.token,
+            client=sent.client,
+        )
+        return self.view(request)
+
+    def _found(self, op: dict[str, Any]) -> Request:
+        """The request of an operation: its holder's by token, or any by an operator who says a name."""
+        operator = op.get("operator")
+        return self.core.find(str(op["id"]), None if operator else commands.token_hash(op.get("token")))
+
+    def _op_release(self, op: dict[str, Any]) -> Any:
+        request = self._found(op)
+        return Later(lambda: self.view(request)) if self.core.release(request) else Deferred(request.id)
+
+    def _op_cancel(self, op: dict[str, Any]) -> Any:
+        request = self._found(op)
+        return Later(lambda: self.view(request)) if self.core.cancel(request) else Deferred(request.id)
+
+    def _op_stopped(self, op: dict[str, Any]) -> Later:
+        request = self._found(op)
+        self.core.stopped(request)
+        return Later(lambda: self.view(request))
+
+    def _op_renew(self, op: dict[str, Any]) -> dict[str, Any]:
+        renewed, finals, unknown = 0, [], []
+        for id, token in op["items"]:
+            request = self.state.requests.get(id)
+            if request is None:
+                unknown.append(id)
+                continue
+            self.core.check_token(request, commands.token_hash(token))
+            if request.phase == FINAL:
+                finals.append(id)
+            else:
+                self.core.renew(request)
+                renewed += 1
+        return {"renewed": renewed, "final": finals, "unknown": unknown}
+
+    def _op_get(self, op: dict[str, Any]) -> list[dict[str, Any] | None]:
+        found = (self.state.requests.get(id) for id in op["ids"])
+        return [self.view(request) if request is not None else None for request in found]
+
+    def _op_list(self, op: dict[str, Any]) -> dict[str, Any]:
+        requester, pool, states = op.get("requester"), op.get("pool"), op.get("states")
+        found = [
+            r
+            for r in self.state.requests.values()
+            if (requester is None or r.requester == requester)
+            and (pool is None or r.owner == pool or pool in r.pools)
+            and (not states or r.shown in states)
+        ]
+        found.sort(key=lambda r: -r.age)
+        return {
+            "requests": [self.view(r) for r in found[: int(op.get("limit") or _LIST_MAX)]],
+            "total": len(found),
+        }
+
+    def _op_config(self, op: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "version": self.state.version,
+            "namespace": self.namespace,
+            "options": self.options,
+            "pools": [self.state.pools[n].to_wire() for n in sorted(self.state.pools)],
+            "uids": dict(self.state.uids),
+            "policies": [p.to_wire() for n in sorted(self.state.pools) for p in self.state.policies_of(n)],
+        }
+
+    def _op_change(self, op: dict[str, Any]) -> dict[str, Any]:
+        self.core.change(commands.changes(op["changes"]))
+        return {"version": self.state.version}
+
+    def _op_status(self, op: dict[str, Any]) -> dict[str, Any]:
+        counts: dict[str, int] = {}
+        for request in self.state.requests.values():
+            counts[request.shown] = counts.get(request.shown, 0) + 1
+        return {
+            "epoch": self.epoch,
+            "seq": self.state.seq,
+            "version": self.state.version,
+            "namespace": self.namespace,
+            "store": self.store.where,
+            "pools": sorted(self.state.pools),
+            "requests": counts,
+            "silent": sorted(self.core.silent),
+            "prewarm": self._prewarmer.status() if self._prewarmer is not None else None,
+        }
+
+    def _op_exchange(self, op: dict[str, Any]) -> Later:
+        pool = op["pool"] if "pool" in op else str(op["from"]).removeprefix("pool:")
+        self.core.exchange(pool, Message(*op["message"]))
+        return Later(lambda: list(self.core.outgoing(pool)))
+
+    def _op_drain(self, op: dict[str, Any]) -> dict[str, Any]:
+        """The pools are taken down: whatever was asked of the autoscaler is taken back."""
+        if self._prewarmer is not None:
+            self._prewarmer.clear()
+            self._prewarmer.close()
+            self._prewarmer = None
+        return {}
+
+    # --- what a client sees
+
+    def view(self, request: Request) -> dict[str, Any]:
+        """A request as the wire shows it (docs/protocol.md, "Wire")."""
+        shown = request.shown
+        pool = self.state.pools.get(request.owner)
+        holds = shown in ("allocated", "preempting")
+        return {
+            "id": request.id,
+            "requester": request.requester,
+            "state": shown,
+            "pool": request.owner if holds or request.phase == FINAL else "",
+            "pools": list(request.pools),
+            "k": request.k,
+            "ready": request.told == "placed" and request.phase == TAKEN and not request.asked,
+            "placement": request.detail if holds else {},
+            "nominated": request.told == "nominated" and shown == "queued",
+            "preemptible": request.preemptible,
+            "amounts": dict(request.amounts),
+            "retries": request.retries,
+            "age": request.age,
+            "submitted_at": request.submitted_at,
+            "told_at": request.told_at,
+            "grace_s": pool.grace_s if pool is not None else 0.0,
+            "causes": request.causes,
+            "changed_seq": request.changed_seq,
+            "lease_s": request.lease_s,
+            "asked": request.asked,
+        }
+
+    def _changes(self, client: str, after: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for id in reversed(self.state.of_client.get(client, {})):
+            request = self.state.requests[id]
+            if request.changed_seq <= after:
+                break
+            found.append(self.view(request))
+        found.reverse()
+        return found
+
+    async def wait(self, request: bytes) -> bytes:
+        """A client's long poll: answers with what changed, at once or when it does."""
+        try:
+            asked = wire.decode_wait(request)
+        except PoolsError as error:
+            return wire.encode_failure(error)
+        changes = self._changes(asked.client, asked.after)
+        if not changes and asked.timeout_s > 0:
+            waiter = self.loop.create_future()
+            waiters = self._waiters.setdefault(asked.client, set())
+            waiters.add(waiter)
+            try:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(waiter, asked.timeout_s)
+            finally:
+                waiters.discard(waiter)
+                if not waiters:
+                    self._waiters.pop(asked.client, None)
+            changes = self._changes(asked.client, asked.after)
+        return wire.encode_changes(self.state.seq, changes)
+
+
+class CoordinatorActor:
+    """What Ray runs: two methods that never change."""
+
+    async def __init__(self, store_address: str, namespace: str, options: dict[str, Any]) -> None:  # type: ignore[misc]
+        self._shell = CoordinatorShell(store_address, namespace, options)
+
+    async def call(self, request: bytes) -> bytes:
+        """Operations, and their results."""
+        return await self._shell.call(request)
+
+    async def wait(self, request: bytes) -> bytes:
+        """The long poll of one client process."""
+        return await self._shell.wait(request)

@@ -1,0 +1,210 @@
+"""Bringing the pools of a configuration up in a Ray cluster, and taking them down.
+
+The actors are detached: they outlive the command that makes them and keep its environment. So that command goes to an
+empty directory first: Ray puts the working directory of an actor's creator on the actor's path, where a user's own
+modules would be found before anybody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.util import list_named_actors
+
+from ray_pools import wire
+from ray_pools.actors.coordinator import CoordinatorActor
+from ray_pools.actors.pool import PoolActor
+from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.errors import PoolsError, Refused, Unreachable
+
+_PREFIX = "ray-pools:"
+# An async actor that holds as many calls as it has concurrency answers no more: far above all long polls.
+_MAX_CONCURRENCY = 100_000
+_START_TIMEOUT_S = 60.0
+
+Progress = Callable[[str], None]
+
+
+@contextmanager
+def empty_directory() -> Iterator[None]:
+    """The process stands in an empty directory while actors are made."""
+    try:
+        before: str | None = os.getcwd()
+    except FileNotFoundError:
+        before = None
+    with tempfile.TemporaryDirectory(prefix="ray-pools-") as path:
+        os.chdir(path)
+        try:
+            yield
+        finally:
+            os.chdir(before or "/")
+
+
+def join_cluster(address: str | None, namespace: str) -> None:
+    """Connect this process to a running Ray cluster; `address` None: RAY_ADDRESS, or the one on this machine.
+
+    Raises:
+        Unreachable: there is none.
+    """
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(
+            address=address or os.environ.get("RAY_ADDRESS") or "auto",
+            namespace=namespace,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        shown = address or os.environ.get("RAY_ADDRESS") or "this machine"
+        raise Unreachable(
+            f"no Ray cluster answers at {shown} ({str(error).splitlines()[0][:120]}): start one with"
+            " `ray start --head`, or use `pools up --local`"
+        ) from None
+
+
+def _pinned(actor_class: Any, name: str, namespace: str) -> Any:
+    """Made once: on the head, without a CPU of its own, restarted for ever."""
+    return ray.remote(actor_class).options(
+        name=name,
+        namespace=namespace,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        resources={"node:__internal_head__": 0.001},
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=_MAX_CONCURRENCY,
+    )
+
+
+def ask(handle: Any, op: Mapping[str, Any], timeout_s: float = _START_TIMEOUT_S) -> Any:
+    """One operation at an actor. Raises what the operation raised, or Unreachable."""
+    try:
+        response = ray.get(handle.call.remote(wire.encode_request([op])), timeout=timeout_s)
+    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+        raise Unreachable(
+            f"an actor of the pools does not answer: {str(error).splitlines()[0][:300]}"
+        ) from None
+    return wire.value_of(wire.decode_response(response, 1)[0])
+
+
+def up(
+    pools: Mapping[str, PoolConfig],
+    policies: list[PolicyConfig],
+    *,
+    namespace: str,
+    store: str,
+    options: Mapping[str, Any],
+    progress: Progress = lambda text: None,
+) -> dict[str, Any]:
+    """Make what is missing of coordinator and pools, and bring them to this configuration, all of it or nothing.
+
+    Call inside `empty_directory`, joined to the cluster. Safe to repeat.
+
+    Raises:
+        BadInput: the configuration breaks a rule; nothing has changed.
+        Refused: a pool that runs is not in the configuration.
+    """
+    coordinator = _pinned(CoordinatorActor, wire.coordinator_actor_name(), namespace).remote(
+        store, namespace, dict(options)
+    )
+    before = ask(coordinator, {"op": "config"})
+    progress(f"coordinator is up in namespace {namespace!r}")
+    changes = difference(before, pools, policies)
+    handles = {
+        name: _pinned(PoolActor, wire.pool_actor_name(name), namespace).remote(
+            store, namespace, name, dict(options)
+        )
+        for name in pools
+    }
+    for name, handle in handles.items():
+        ask(handle, {"op": "ping"})
+        progress(f"pool {name!r} is up: {_amounts(pools[name].capacity)}")
+    if changes:
+        ask(coordinator, {"op": "change", "changes": changes})
+    return {"changes": len(changes), "pools": sorted(pools)}
+
+
+def difference(
+    before: Mapping[str, Any], pools: Mapping[str, PoolConfig], policies: list[PolicyConfig]
+) -> list[list[Any]]:
+    """The changes that lead from the running configuration to the given one.
+
+    Raises:
+        Refused: a running pool is missing in the given one.
+    """
+    running = {wire["name"]: wire for wire in before["pools"]}
+    extra = sorted(set(running) - set(pools))
+    if extra:
+        raise Refused(
+            "pool_missing",
+            f"pool {extra[0]!r} is running and not in the configuration: add it, or use another namespace",
+        )
+    changes: list[list[Any]] = []
+    for name, pool in pools.items():
+        if running.get(name) != pool.to_wire():
+            changes.append(["pool", pool.to_wire(), before["uids"].get(name) or uuid.uuid4().hex])
+    attached = {(p["requester"], p["pool"]): p for p in before["policies"]}
+    for policy in policies:
+        if attached.pop((policy.requester, policy.pool), None) != policy.to_wire():
+            changes.append(["policy", policy.to_wire()])
+    # those that go come first: their reserved amounts may be needed by those that come
+    return [*(["unpolicy", requester, pool] for requester, pool in sorted(attached)), *changes]
+
+
+def running_actors(namespace: str) -> list[str]:
+    """The names of the pools' actors in a namespace."""
+    found = list_named_actors(all_namespaces=True)
+    return sorted(
+        entry["name"]
+        for entry in found
+        if entry["namespace"] == namespace and entry["name"].startswith(_PREFIX)
+    )
+
+
+def down(namespace: str, *, force: bool = False, progress: Progress = lambda text: None) -> list[str]:
+    """Take coordinator and pools down; their logs stay, and `up` goes on from them.
+
+    Raises:
+        Refused: grants are held, and `force` is not set.
+        Unreachable: no pools run in the namespace.
+    """
+    names = running_actors(namespace)
+    if not names:
+        raise Unreachable(f"no pools run in namespace {namespace!r}")
+    held: dict[str, int] = {}
+    handles = {name: ray.get_actor(name, namespace=namespace) for name in names}
+    for name, handle in handles.items():
+        if name.startswith(_PREFIX + "pool:"):
+            try:
+                status = ask(handle, {"op": "status"}, 20.0)
+            except PoolsError:
+                if not force:
+                    raise
+                continue
+            held[status["name"]] = sum(entry["grants"] for entry in status["requesters"].values())
+    if any(held.values()) and not force:
+        running = ", ".join(f"{count} in {pool}" for pool, count in held.items() if count)
+        raise Refused("held", f"grants are held ({running}): wait for them, or use --force to stop them")
+    coordinator = handles.get(wire.coordinator_actor_name())
+    if coordinator is not None:
+        try:
+            ask(coordinator, {"op": "drain"}, 20.0)
+        except PoolsError:
+            if not force:
+                raise
+    for name, handle in handles.items():
+        ray.kill(handle)
+        progress(f"stopped {name.removeprefix(_PREFIX)}")
+    return names
+
+
+def _amounts(amounts: Mapping[str, int]) -> str:
+    return ", ".join(f"{amount} {key}" for key, amount in amounts.items()) or "nothing metered"

@@ -1,0 +1,135 @@
+"""A pool's actor: a shell around `ray_pools.core.pool`, and the placement groups of its grants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray_pools import wire
+from ray_pools.actors.peer import PeerCaller
+from ray_pools.actors.placement import Placer
+from ray_pools.actors.shell import Later, Shell
+from ray_pools.core import explain
+from ray_pools.core.link import Message
+from ray_pools.core.pool import Place, Pool, Step, Unplace
+from ray_pools.core.pool_state import PoolState
+from ray_pools.core.queue import HOLDING
+from ray_pools.errors import PoolsError
+
+# The coordinator's own message brings our news back; what it did not is said again after this long.
+_RESEND_S = 0.5
+_QUEUE_SHOWN = 100
+
+
+class PoolShell(Shell):
+    """Operations, the coordinator and placement around a pool's core."""
+
+    state: PoolState
+    core: Pool
+
+    def __init__(self, store_address: str, namespace: str, pool: str, options: dict[str, Any]) -> None:
+        self.pool = pool
+        self.namespace = namespace
+        self._answered = False
+        self._placement: Any = None
+        self.placer = Placer(namespace, pool, self._post)
+        super().__init__("pool:" + pool, store_address, options.get("clock", "wall"))
+        self.coordinator = PeerCaller(
+            wire.coordinator_actor_name(),
+            namespace,
+            "pool:" + pool,
+            lambda: self.core.outgoing() if self.core.has_news else None,
+            lambda message: self.command([{"op": "exchange", "message": list(message), "answer": True}]),
+        )
+        self._configure_placer()
+        if self.state.places:
+            self.placer.reconcile({(a.id, a.k) for a in self.state.attempts.values() if a.state in HOLDING})
+        self.schedule_turn()
+
+    # --- the core
+
+    def new_state(self, dumped: dict[str, Any] | None) -> PoolState:
+        return PoolState.load(dumped) if dumped else PoolState()
+
+    def new_core(self, state: PoolState) -> Pool:
+        return Pool(self.pool, state, self.epoch, 0.0)
+
+    def settle(self) -> None:
+        self.core.tick()
+        self.core.walk()
+
+    def after_turn(self, step: Step) -> None:
+        self._configure_placer()
+        for effect in step.effects:
+            if isinstance(effect, Place):
+                self.placer.place(effect.id, effect.k, effect.amounts, effect.options)
+            elif isinstance(effect, Unplace):
+                self.placer.unplace(effect.id, effect.k)
+        if self.core.has_news:
+            self.coordinator.poke(_RESEND_S if self._answered else 0.0)
+        self._answered = False
+
+    def _configure_placer(self) -> None:
+        placement = self.state.config.placement if self.state.config else None
+        if placement != self._placement:
+            self._placement = placement
+            self.placer.configure(placement)
+
+    def _post(self, kind: str, id: str, k: int, payload: Any = None) -> None:
+        """The placer reports, from its own thread."""
+        self.loop.call_soon_threadsafe(self._posted, {"op": "_" + kind, "id": id, "k": k, "payload": payload})
+
+    def _posted(self, op: dict[str, Any]) -> None:
+        task = self.loop.create_task(self.command([op]))
+        task.add_done_callback(lambda done: done.exception())
+
+    # --- operations
+
+    def operations(self) -> dict[str, Any]:
+        return {
+            "exchange": self._op_exchange,
+            "explain": self._op_explain,
+            "status": self._op_status,
+            "_placed": lambda op: self.core.placed(op["id"], op["k"], op["payload"] or {}),
+            "_unplaced": lambda op: self.core.unplaced(op["id"], op["k"], str(op["payload"])),
+            "_gone": lambda op: self.core.gone(op["id"], op["k"]),
+        }
+
+    def _op_exchange(self, op: dict[str, Any]) -> Later:
+        self.core.exchange(Message(*op["message"]))
+        self._answered |= not op.get("answer", False)
+        return Later(lambda: list(self.core.outgoing()))
+
+    def _op_explain(self, op: dict[str, Any]) -> dict[str, Any]:
+        order = {attempt.id: place for place, attempt in enumerate(self.state.in_order(), 1)}
+        found: dict[str, Any] = {}
+        for id in op["ids"]:
+            attempt = self.state.attempts.get(id)
+            if attempt is not None:
+                found[id] = {
+                    "pool": self.pool,
+                    "state": attempt.state,
+                    "cause": explain.cause(self.core, attempt),
+                    "position": order.get(id),
+                    "waiting": len(order),
+                }
+        return found
+
+    def _op_status(self, op: dict[str, Any]) -> dict[str, Any]:
+        return {**explain.pool_status(self.core, _QUEUE_SHOWN), "epoch": self.epoch, "seq": self.state.seq}
+
+
+class PoolActor:
+    """What Ray runs: two methods that never change."""
+
+    async def __init__(  # type: ignore[misc]
+        self, store_address: str, namespace: str, pool: str, options: dict[str, Any]
+    ) -> None:
+        self._shell = PoolShell(store_address, namespace, pool, options)
+
+    async def call(self, request: bytes) -> bytes:
+        """Operations, and their results."""
+        return await self._shell.call(request)
+
+    async def wait(self, request: bytes) -> bytes:
+        """Clients wait at the coordinator; a pool has nothing to wait for yet."""
+        return wire.encode_failure(PoolsError("a client waits at the coordinator, not at a pool"))

@@ -1,0 +1,288 @@
+"""The shell that pool and coordinator share: turns, the log, answers and timers around a pure core.
+
+A turn takes every command that waits, steps the core, appends the events of all of them in one transaction, and only
+then answers, runs effects and talks to others: nothing leaves an actor before all that it depends on is durable.
+A turn runs without a break on the event loop, so what other coroutines see is always durable.
+
+- An append that fails (disk full) is rolled back: the core is rebuilt from the log and the callers get the error.
+- A sync that fails, a newer epoch (another copy of this actor took over) or a log that is not what was written ends the
+  process: nobody may answer from here any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgpack
+
+from ray_pools import wire
+from ray_pools.actors.clock import ManualClock, make_clock
+from ray_pools.core import records as ev
+from ray_pools.errors import BadInput, PoolsError, Refused
+from ray_pools.store import AppendFailed, Corrupt, Fenced, SequenceGap, Store, SyncFailed, open_store
+
+log = logging.getLogger("ray_pools")
+
+# A restart folds at most about this many events after a snapshot.
+SNAPSHOT_EVERY = 50_000
+
+# Longest that the loop sleeps until it looks at the clock again.
+_TIMER_MAX_S = 30.0
+
+
+class Later:
+    """A result that is made once the turn is durable."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+
+class Deferred:
+    """A result that a later turn brings, when the request is final."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+
+
+class State(Protocol):
+    """What a shell asks of a fold."""
+
+    seq: int
+    clock: float
+
+    def apply(self, event: Any, at: float) -> None: ...
+    def dump(self) -> dict[str, Any]: ...
+    def digest(self) -> str: ...
+
+
+class Command:
+    """One command, or several of one call, on its way through a turn."""
+
+    __slots__ = ("future", "missing", "ops", "results")
+
+    def __init__(self, ops: Sequence[dict[str, Any]], future: asyncio.Future[list[Any]]) -> None:
+        self.ops = ops
+        self.future = future
+        self.results: list[Any] = [None] * len(ops)
+        self.missing = len(ops)
+
+    def done(self, index: int, result: Any) -> None:
+        """One of its results is known; with the last, the caller is answered."""
+        self.results[index] = result
+        self.missing -= 1
+        if self.missing == 0 and not self.future.done():
+            self.future.set_result(self.results)
+
+
+class Shell:
+    """See the module's docstring. A subclass makes the core and names the operations."""
+
+    def __init__(self, name: str, store_address: str, clock: str) -> None:
+        self.name = name
+        self.loop = asyncio.get_running_loop()
+        self.store: Store = open_store(store_address, name)
+        self.epoch = self.store.open()
+        self.clock_kind = clock
+        self._ops: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "ping": self._op_ping,
+            "digest": self._op_digest,
+            "clock": self._op_clock,
+            **self.operations(),
+        }
+        self._inbox: list[Command] = []
+        self._turn_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._on_final: dict[str, list[tuple[Command, int]]] = {}
+        self._snapshot_seq = 0
+        self.state, self.core = self._rebuild()
+        self.clock = make_clock(clock, self.state.clock)
+
+    # --- what a subclass says
+
+    def operations(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        """Name of each operation, and what carries it out. Raising a PoolsError refuses it."""
+        raise NotImplementedError
+
+    def new_state(self, dumped: dict[str, Any] | None) -> Any:
+        """The state at the start, or the one that a snapshot holds."""
+        raise NotImplementedError
+
+    def new_core(self, state: Any) -> Any:
+        """The core around a state."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """What the core does by itself at the end of a turn."""
+        raise NotImplementedError
+
+    def after_turn(self, step: Any) -> None:
+        """The turn is durable: run effects, talk to peers."""
+        raise NotImplementedError
+
+    def next_event_at(self) -> float | None:
+        """The core's time of the next thing that time alone brings."""
+        at: float | None = self.core.next_event_at()
+        return at
+
+    # --- the log
+
+    def _rebuild(self) -> tuple[Any, Any]:
+        """The core as its log tells it."""
+        snapshot = self.store.latest_snapshot()
+        state = self.new_state(msgpack.unpackb(snapshot.state, strict_map_key=False) if snapshot else None)
+        self._snapshot_seq = state.seq
+        for row in self.store.read(state.seq + 1):
+            state.apply(ev.unpack(row.body), row.at)
+        return state, self.new_core(state)
+
+    def _persist(self, events: Sequence[Any], before: int) -> None:
+        at = self.core.now
+        try:
+            self.store.append([(at, ev.pack(event)) for event in events], before)
+        except AppendFailed:
+            raise
+        except (SyncFailed, Fenced, SequenceGap, Corrupt) as error:
+            self._die(str(error))
+        if self.state.seq - self._snapshot_seq >= SNAPSHOT_EVERY:
+            try:
+                self.store.snapshot(self.state.seq, msgpack.packb(self.state.dump()))
+            except AppendFailed as error:
+                log.warning("%s: no snapshot: %s", self.name, error)
+            except (SyncFailed, Fenced, Corrupt) as error:
+                self._die(str(error))
+            self._snapshot_seq = self.state.seq
+
+    def _die(self, why: str) -> None:
+        """Nobody may be answered from this process any more. Ray starts it anew from the log."""
+        log.error("%s ends its process: %s", self.name, why)
+        sys.stderr.flush()
+        os._exit(70)
+
+    # --- turns
+
+    async def command(self, ops: Sequence[dict[str, Any]]) -> list[Any]:
+        """Carry out operations; returns, per operation, its result or the PoolsError that refused it."""
+        command = Command(ops, self.loop.create_future())
+        if not ops:
+            return []
+        self._inbox.append(command)
+        self.schedule_turn()
+        return await command.future
+
+    def schedule_turn(self) -> None:
+        """A turn will be run as soon as the loop is free."""
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_scheduled = False
+        batch, self._inbox = self._inbox, []
+        before = self.state.seq
+        self.core.set_time(self.clock.now())
+        results: list[tuple[Command, int, Any]] = []
+        try:
+            for command in batch:
+                for index, op in enumerate(command.ops):
+                    results.append((command, index, self._carry_out(op)))
+            self.settle()
+            step = self.core.take_step()
+            if step.events:
+                self._persist(step.events, before)
+        except Exception as error:  # a turn is all or nothing, whatever went wrong in it
+            if not isinstance(error, AppendFailed):
+                log.exception("%s: a turn failed and is undone", self.name)
+            self._undo(batch, error)
+            return
+        for command, index, result in results:
+            if isinstance(result, Deferred):
+                self._on_final.setdefault(result.id, []).append((command, index))
+            else:
+                command.done(index, result.make() if isinstance(result, Later) else result)
+        self.after_turn(step)
+        self._arm_timer()
+
+    def _carry_out(self, op: dict[str, Any]) -> Any:
+        run = self._ops.get(op.get("op", ""))
+        if run is None:
+            return BadInput("op", op.get("op"), f"one of {', '.join(sorted(self._ops))}")
+        try:
+            return run(op)
+        except PoolsError as error:
+            return error
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, KeyError) and error.args and error.args[0] not in op:
+                return BadInput(str(error.args[0]), None, f"operation {op['op']!r} needs it")
+            raise
+
+    def _undo(self, batch: Sequence[Command], error: Exception) -> None:
+        """Nothing of the turn happened: the core is what the log says, and every caller gets the error."""
+        shown = (
+            error
+            if isinstance(error, PoolsError)
+            else Refused("internal", f"{type(error).__name__}: {error}")
+        )
+        self.state, self.core = self._rebuild()
+        self.core.set_time(self.clock.now())
+        for command in batch:
+            for index, result in enumerate(command.results):
+                if result is None:
+                    command.done(index, shown)
+        self._arm_timer(retry_s=1.0)
+
+    def finals(self, id: str, result: Any) -> None:
+        """Whoever waits for the request to be final is answered."""
+        for command, index in self._on_final.pop(id, ()):
+            command.done(index, result)
+
+    def _arm_timer(self, retry_s: float = _TIMER_MAX_S) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.clock_kind == "manual":
+            return
+        at = self.next_event_at()
+        delay = retry_s if at is None else min(max(at - self.clock.now(), 0.001), _TIMER_MAX_S)
+        self._timer = self.loop.call_later(delay, self.schedule_turn)
+
+    # --- the face (docs/protocol.md, "Wire")
+
+    async def call(self, request: bytes) -> bytes:
+        """Answer one call from outside."""
+        try:
+            ops = wire.decode_request(request)
+        except PoolsError as error:
+            return wire.encode_failure(error)
+        results = await self.command(ops)
+        return wire.encode_response(
+            [wire.failed(r) if isinstance(r, PoolsError) else wire.ok(r) for r in results]
+        )
+
+    # --- operations that every actor has
+
+    def _op_ping(self, op: dict[str, Any]) -> dict[str, Any]:
+        from ray_pools import __version__
+
+        return {
+            "name": self.name,
+            "epoch": self.epoch,
+            "seq": self.state.seq,
+            "pid": os.getpid(),
+            "version": __version__,
+            "protocol": wire.PROTOCOL,
+        }
+
+    def _op_digest(self, op: dict[str, Any]) -> Later:
+        return Later(lambda: {"seq": self.state.seq, "digest": self.state.digest()})
+
+    def _op_clock(self, op: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(self.clock, ManualClock):
+            raise Refused("wall_clock", f"{self.name} goes by the wall clock, which nobody sets")
+        self.clock.set(float(op["now"]))
+        self.core.set_time(self.clock.now())
+        return {"now": self.clock.now(), "next": self.core.next_event_at()}
