@@ -253,7 +253,7 @@ def _first_error(problem: ValidationError, file: YamlFile) -> BadInput:
     errors = problem.errors(include_url=False, include_context=False)
     error = min(errors, key=lambda each: each["type"] != "extra_forbidden")
     path = tuple(part for part in error["loc"] if part != "[key]")
-    where = file.where(path)
+    where = _where(file, path)
     known = list(_model_at(path[:-1]).model_fields)
     if error["type"] == "missing":
         return BadInput(path_text(path), MISSING, f"needed; the keys here are {', '.join(known)}", where)
@@ -290,8 +290,12 @@ def _check_values(config: Config, file: YamlFile) -> None:
             "prewarm.period_s", config.prewarm.period_s, "more than 0", file.where(("prewarm", "period_s"))
         )
     for problem in check_config(config.core_pools(), config.core_policies()):
-        path = problem.path
-        # the file may have written the shorter name
-        last = str(path[-1]).removesuffix("_s")
-        path = path if path in file.lines else (*path[:-1], last)
-        raise problem.error(file.where(path))
+        raise problem.error(_where(file, problem.path))
+
+
+def _where(file: YamlFile, path: tuple[str | int, ...]) -> str:
+    """file:line of a key path, also where the file has the shorter name of an option."""
+    if path and path not in file.lines:
+        shorter = (*path[:-1], str(path[-1]).removesuffix("_s"))
+        return file.where(shorter)
+    return file.where(path)

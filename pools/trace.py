@@ -63,8 +63,6 @@ def read_trace(path: str | Path, limit: int | None = None) -> list[TraceJob]:
     except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
         raise BadInput("TRACE", name, f"a whole gzip file, as its name says: {problem}", name) from None
     except (OSError, ValueError) as problem:
-        if isinstance(problem, csv.Error):
-            raise
         reason = getattr(problem, "strerror", None) or str(problem)
         raise BadInput("TRACE", name, f"a .csv or .csv.gz file that can be read: {reason}") from None
     if not jobs:

@@ -78,10 +78,25 @@ def parse_yaml(text: str, name: str, field: str = "file") -> YamlFile:
         loader.dispose()
 
 
+class _Loader(yaml.SafeLoader):
+    """Takes keys of any length: YAML's limit of 1024 would say "could not find expected ':'" to a long name,
+    where the rule for names says what is wrong with it.
+    """
+
+    def stale_possible_simple_keys(self) -> None:
+        if self.flow_level > DEPTH_MAX:  # also bounds what is gone over here, at every token
+            raise yaml.MarkedYAMLError(
+                problem=f"more than {DEPTH_MAX} levels of nesting", problem_mark=self.get_mark()
+            )
+        for key in self.possible_simple_keys.values():
+            key.index = self.index  # the parser compares it with where it is, for that limit and nothing else
+        super().stale_possible_simple_keys()
+
+
 def _loader(text: str, name: str, field: str) -> yaml.SafeLoader:
     """PyYAML's reader looks for control characters as it is made, so that error comes from here."""
     try:
-        return yaml.SafeLoader(text)
+        return _Loader(text)
     except yaml.reader.ReaderError as problem:
         line = text[: problem.position].count("\n") + 1
         code = problem.character if isinstance(problem.character, int) else ord(problem.character[:1])

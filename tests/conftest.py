@@ -1,0 +1,53 @@
+"""What all tests share: an environment that no user's own settings reach, and a reader for our errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from ray_pools.errors import BadInput
+
+# No deadline: a slow machine is no failure. One's own findings are kept by hypothesis' example database.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
+# Set before anything imports ray, and inherited by every process that a test starts.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else it depends on what ran on this machine before
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+for _name in ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_POOLS_STORE"):
+    os.environ.pop(_name, None)
+
+
+@pytest.fixture(autouse=True)
+def _own_state_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default store is under the user's state directory: never the real one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
+
+
+BadInputReader = Callable[..., AbstractContextManager[None]]
+
+
+@pytest.fixture
+def refuses() -> BadInputReader:
+    """`with refuses("gpu_count", "integer", where=...):` the block must raise BadInput for that field, with these
+    words in what it expected, and with a message that can be shown in a terminal.
+    """
+
+    @contextmanager
+    def reader(field: str, *words: str, where: str = "") -> Iterator[None]:
+        with pytest.raises(BadInput) as caught:
+            yield
+        problem = caught.value
+        assert problem.field == field
+        assert problem.where.endswith(where), f"{problem.where} should end in {where}"
+        for word in words:
+            assert word in problem.expected, f"{word!r} is not in: {problem.expected}"
+        assert str(problem).isprintable()
+        assert len(str(problem)) < 1000
+        assert problem.exit_code == 2
+
+    return reader
