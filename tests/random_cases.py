@@ -48,16 +48,17 @@ ADVANCES_S = (0, 1, 5, 10, 15, 20, 30, 60)
 def random_case(seed: int) -> Scenario:
     """A scenario out of a seed, played on the reference as it is made, so that steps find what they need."""
     rng = random.Random(seed)
-    pools = _pools(rng)
+    long = rng.random() < 0.07  # few are long: what needs a crowded queue shows only there
+    pools = _pools(rng, rng.choice([2, 3] if long else [1, 1, 2, 2, 3]))
     requesters = [f"t{number}" for number in range(1, rng.randint(2, 5) + 1)]
     policies = _policies(rng, pools, requesters)
-    case = Scenario(name=f"seed-{seed}", pools=pools, policies=policies, steps=[])
+    case = Scenario(name=f"seed-{seed}", pools=pools, policies=[*policies], steps=[])
     world = build_world(case, make_reference)
     assert isinstance(world, Reference)
     fixed = rng.random() < 0.4  # no change of pools or policies in these
     weights = {verb: 0 if fixed and verb in _CONFIGURES else weight for verb, weight in VERB_WEIGHTS.items()}
     maker = _StepMaker(rng, world, case, requesters)
-    for _ in range(rng.randint(8, 40)):
+    for _ in range(rng.randint(45, 75) if long else rng.randint(8, 40)):
         verb = rng.choices(list(weights), list(weights.values()))[0]
         if not fixed and rng.random() < 0.1 and any(world.nominees(pool) for pool in world.capacity):
             verb = "set_capacity"
@@ -71,10 +72,10 @@ def random_case(seed: int) -> Scenario:
 _CONFIGURES = ("attach", "detach", "set_capacity")
 
 
-def _pools(rng: random.Random) -> dict[str, dict[str, Any]]:
+def _pools(rng: random.Random, count: int) -> dict[str, dict[str, Any]]:
     second = rng.choice([None, None, "lic", "step_run", "mcpu"])
     pools: dict[str, dict[str, Any]] = {}
-    for name in ("a", "b", "c")[: rng.choice([1, 1, 2, 2, 3])]:
+    for name in ("a", "b", "c")[:count]:
         capacity = {"gpu": rng.randint(2, 8)}
         if second is not None and rng.random() < 0.8:
             capacity[second] = rng.randint(1, 5)
