@@ -1,0 +1,451 @@
+"""The client: connects a process to the pools of a Ray cluster, submits requests, and keeps their tickets.
+
+One client per process is enough: it has one long poll and one renewal call for all of its requests. Drivers, tasks and
+actors make their own; a Client is not sent anywhere.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import getpass
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from decimal import Decimal
+from types import TracebackType
+from typing import Any, cast
+
+from .. import wire
+from ..errors import BadInput, PoolsError
+from ..limits import BATCH_MAX, check_integer, check_name
+from ..settings import ResourceSettings
+from .slot import Slot, log
+from .submission import BundleSettings, Submission, as_submission
+from .ticket import Ticket
+from .transport import GIVE_UP_S, Caller, RayTransport, Transport, TryAgain, connect_ray, one_line
+from .views import STATES, View, is_final
+from .watcher import Renewer, Watcher
+
+DEFAULT_NAMESPACE = "pools"
+SUBMIT_BATCH = 1000
+_GIVE_UP_ON_EXIT_S = 10.0
+_STATUS_S = 5.0
+_COORDINATOR = wire.coordinator_actor_name()
+
+Views = list[View]
+Tickets = list[Ticket]
+
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def connect(
+    address: str | None = None,
+    namespace: str = DEFAULT_NAMESPACE,
+    *,
+    quiet: bool = False,
+    give_up_s: float = GIVE_UP_S,
+) -> Client:
+    """Connects to the pools of a running Ray cluster; never starts one.
+
+    A process that is connected to Ray already (any task, actor or Ray job) stays so; else `address` (host:port), the
+    environment's RAY_ADDRESS or this machine's cluster is taken. `namespace` is that of the pools' configuration.
+    quiet: no output of Ray's own. give_up_s: how long a call is tried while the coordinator is away.
+
+    Raises:
+        Unreachable: no such cluster, or no pools in that namespace.
+        ProtocolMismatch: the pools speak another version.
+        BadInput: an address that can't be right, such as one of Ray Client (ray://).
+    """
+    check_name("namespace", namespace)
+    connect_ray(address, quiet)
+    client = Client(RayTransport(namespace), give_up_s)
+    client.ping()
+    return client
+
+
+class Client:
+    """Made by `connect`; safe to use from any thread. As a context manager it closes itself."""
+
+    def __init__(self, transport: Transport, give_up_s: float = GIVE_UP_S) -> None:
+        self.namespace = transport.namespace
+        self.client_id = uuid.uuid4().hex
+        self._transport = transport
+        self._caller = Caller(transport, give_up_s)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._live_tickets: dict[str, Ticket] = {}
+        # also those that are over, as long as somebody keeps them: the same submission again finds its ticket
+        self._known: weakref.WeakValueDictionary[str, Ticket] = weakref.WeakValueDictionary()
+        self._watcher = Watcher(self, give_up_s)
+        self._renewer = Renewer(self)
+        self._closed = False
+        _open_clients.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Client of namespace {self.namespace!r}, {len(self._live_tickets)} live requests>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a Client stays in its process: call pools.connect() where it is needed, "
+            "or hand over slot.scheduling_strategy"
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops listening and renewing. What is not given back by then ends with its lease. Harmless twice."""
+        self._closed = True
+        self._caller.closed.set()
+        self._watcher.close()
+        self._renewer.close()
+        for ticket in self._live():
+            ticket._wake()
+
+    # --- asking for capacity
+
+    def submit(
+        self,
+        requester: str,
+        settings: ResourceSettings | None = None,
+        *,
+        gpus: int | None = None,
+        cpus: int | float | str | Decimal | None = None,
+        memory: int | str | None = None,
+        pool_resources: Mapping[str, int] | None = None,
+        preemptible: bool | None = None,
+        retries: int = 0,
+        lease_s: float | None = None,
+        bundles: Sequence[BundleSettings] | None = None,
+        strategy: str | None = None,
+        placement: str | None = None,
+        id: str | None = None,
+        token: bytes | None = None,
+    ) -> Ticket:
+        """Asks the pools for capacity and returns at once; `Submission` says what each argument means.
+
+        A request that every pool rejects gives a ticket too: waiting for it raises SlotRejected.
+
+        Raises:
+            BadInput: an argument can't be right; nothing was sent.
+            Refused: the id belongs to other content (`id_in_use`) or another client (`wrong_token`).
+            Unreachable: not known whether it was submitted; the same call with the same id and token is safe.
+        """
+        given = Submission(
+            requester,
+            settings,
+            gpus,
+            cpus,
+            memory,
+            pool_resources,
+            preemptible,
+            retries,
+            lease_s,
+            bundles,
+            strategy,
+            placement,
+            id,
+            token,
+        )
+        return self._submit([given])[0]
+
+    def submit_many(self, submissions: Iterable[Submission | Mapping[str, Any]]) -> Tickets:
+        """Submits many at once, each a `Submission` or a mapping of its arguments, a thousand in one call.
+
+        All are checked before the first is sent. When one is refused, those sent so far are cancelled.
+        """
+        given = [as_submission(each, f"submissions[{index}]") for index, each in enumerate(submissions)]
+        return self._submit(given)
+
+    @contextlib.contextmanager
+    def slot(
+        self,
+        requester: str,
+        settings: ResourceSettings | None = None,
+        *,
+        gpus: int | None = None,
+        cpus: int | float | str | Decimal | None = None,
+        memory: int | str | None = None,
+        pool_resources: Mapping[str, int] | None = None,
+        preemptible: bool | None = None,
+        retries: int = 0,
+        lease_s: float | None = None,
+        bundles: Sequence[BundleSettings] | None = None,
+        strategy: str | None = None,
+        placement: str | None = None,
+        id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[Slot]:
+        """Waits for capacity, gives it to the block, and gives it back at the end, whatever happens.
+
+        Arguments as of `submit`; timeout_s bounds the wait (WaitTimeout, and the request is cancelled). retries
+        count until the block begins: it can't begin anew. A block whose slot was preempted ends in SlotPreempted,
+        at `slot.check()` or at its end; whatever else the block raises goes through. Errors as of `Ticket.wait`.
+        """
+        ticket = self.submit(
+            requester,
+            settings,
+            gpus=gpus,
+            cpus=cpus,
+            memory=memory,
+            pool_resources=pool_resources,
+            preemptible=preemptible,
+            retries=retries,
+            lease_s=lease_s,
+            bundles=bundles,
+            strategy=strategy,
+            placement=placement,
+            id=id,
+        )
+        try:
+            slot = ticket.wait(timeout_s)
+        except BaseException:  # Ctrl-C too: nobody waits for it any more
+            self._give_up(ticket)
+            raise
+        try:
+            with slot:
+                yield slot
+        finally:
+            if not ticket.done:  # retries left: another attempt would find nobody
+                self._give_up(ticket)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        try:
+            ticket._end("cancel", _GIVE_UP_ON_EXIT_S)
+        except PoolsError as problem:
+            log.warning("request %s was not cancelled, its lease will do it: %s", ticket.id, problem)
+
+    def _submit(self, given: Sequence[Submission]) -> Tickets:
+        self._check_usable()
+        tickets, fresh = [], []
+        with self._lock:
+            for each in given:
+                ticket = self._known.get(each.request_id)
+                if ticket is None:
+                    ticket = Ticket(self, each.request_id, each.secret, each.lease)
+                    self._known[ticket.id] = ticket
+                    fresh.append(ticket)
+                tickets.append(ticket)
+            # before they are sent: no change of theirs is missed
+            self._live_tickets.update({ticket.id: ticket for ticket in fresh})
+        sent: Tickets = []
+        try:
+            for start in range(0, len(given), SUBMIT_BATCH):
+                pairs = list(zip(given, tickets, strict=True))[start : start + SUBMIT_BATCH]
+                results = self._caller.call(
+                    _COORDINATOR, [each.operation(self.client_id, ticket._token) for each, ticket in pairs]
+                )
+                for (_, ticket), result in zip(pairs, results, strict=True):
+                    if "ok" in result:
+                        sent.append(ticket)
+                        ticket._apply(result["ok"])
+                for result in results:
+                    wire.value_of(result)
+        except BaseException:
+            self._undo_submit(fresh, sent)
+            raise
+        live = [ticket for ticket in fresh if not ticket.done]
+        if live:
+            self._watcher.ensure()
+        if any(ticket.lease_s > 0 for ticket in live):
+            self._renewer.ensure()
+        return tickets
+
+    def _undo_submit(self, fresh: Tickets, sent: Tickets) -> None:
+        """Not all were accepted: those that this call brought in are not wanted either."""
+        ours = {id(ticket) for ticket in fresh}
+        unwanted = [ticket for ticket in sent if id(ticket) in ours and not ticket.done]
+        with self._lock:
+            for ticket in fresh:
+                self._live_tickets.pop(ticket.id, None)
+                self._known.pop(ticket.id, None)
+        try:
+            for start in range(0, len(unwanted), SUBMIT_BATCH):
+                ops = [
+                    {"op": "cancel", "id": ticket.id, "token": ticket._token}
+                    for ticket in unwanted[start : start + SUBMIT_BATCH]
+                ]
+                self._caller.call(_COORDINATOR, ops, _GIVE_UP_ON_EXIT_S)
+        except PoolsError as problem:
+            log.warning("%d requests were not cancelled: %s", len(unwanted), problem)
+
+    # --- asking what is
+
+    def get(self, id: str) -> View | None:
+        """A request as it is now; None if the coordinator does not know it."""
+        check_name("id", id)
+        found = self._coordinator({"op": "get", "ids": [id]})
+        return cast("View | None", found[0])
+
+    def list(
+        self,
+        *,
+        requester: str | None = None,
+        pool: str | None = None,
+        states: Collection[str] | None = None,
+        limit: int | None = None,
+    ) -> Views:
+        """Requests, newest first: those of a requester, of a pool (held or waiting there), in these states."""
+        for name, value in (("requester", requester), ("pool", pool)):
+            if value is not None:
+                check_name(name, value)
+        for state in states or ():
+            if state not in STATES:
+                raise BadInput("states", state, f"any of {', '.join(STATES)}")
+        if limit is not None:
+            check_integer("limit", limit, 1)
+        op = {
+            "op": "list",
+            "requester": requester,
+            "pool": pool,
+            "states": sorted(states or ()),
+            "limit": limit,
+        }
+        return cast(Views, self._coordinator(op)["requests"])
+
+    def status(self) -> dict[str, Any]:
+        """{"coordinator": its status, "pools": {name: its status, or {"unreachable": why}}}."""
+        coordinator = self._coordinator({"op": "status"})
+        return {"coordinator": coordinator, "pools": self._ask_pools(coordinator["pools"], {"op": "status"})}
+
+    def explain(self, id: str, pools: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+        """What each pool says of a waiting or holding request; without `pools`, those that it is in now."""
+        if pools is None:
+            view = self.get(id)
+            pools = (
+                [] if view is None or is_final(view) else [view["pool"]] if view["pool"] else view["pools"]
+            )
+        answers = self._ask_pools(pools, {"op": "explain", "ids": [id]})
+        return {
+            pool: answer if "unreachable" in answer else (answer.get(id) or {})
+            for pool, answer in answers.items()
+        }
+
+    def config(self) -> dict[str, Any]:
+        """The pools and policies that are in force, with their version."""
+        return cast("dict[str, Any]", self._coordinator({"op": "config"}))
+
+    def ping(self) -> dict[str, Any]:
+        """The coordinator's name, epoch, seq, pid, version and protocol."""
+        return cast("dict[str, Any]", self._coordinator({"op": "ping"}))
+
+    def pool(self, name: str, operation: Mapping[str, Any]) -> Any:
+        """One operation of a pool's actor, such as {"op": "digest"} (docs/protocol.md, "Wire")."""
+        self._check_usable()
+        return self._caller.value(wire.pool_actor_name(check_name("pool", name)), operation)
+
+    def coordinator(self, operation: Mapping[str, Any]) -> Any:
+        """One operation of the coordinator, likewise."""
+        return self._coordinator(operation)
+
+    # --- an operator's commands
+
+    def change(self, changes: Iterable[Sequence[Any]]) -> int:
+        """Changes pools and policies, all or nothing; returns the configuration's new version. A change is
+        ["pool", config, uid], ["policy", config], ["unpool", name] or ["unpolicy", requester, pool].
+
+        Raises:
+            BadInput: the whole would break a rule (docs/rules.md section 9); nothing has changed.
+        """
+        sent = [[*change] for change in changes]
+        version: int = self._coordinator({"op": "change", "changes": sent})["version"]
+        return version
+
+    def release(self, id: str, operator: str | None = None) -> View:
+        """Releases anybody's request, as an operator: the log says who. Returns when nothing is held."""
+        return self._as_operator("release", id, operator)
+
+    def cancel(self, id: str, operator: str | None = None) -> View:
+        """Cancels anybody's request, likewise."""
+        return self._as_operator("cancel", id, operator)
+
+    def _as_operator(self, name: str, id: str, operator: str | None) -> View:
+        by = check_name("operator", _user_name() if operator is None else operator)
+        view = cast(View, self._coordinator({"op": name, "id": check_name("id", id), "operator": by}))
+        own = self._known.get(id)
+        if own is not None:
+            own._apply(view)
+        return view
+
+    # --- between the client, its tickets and its threads
+
+    def _coordinator(self, op: Mapping[str, Any], give_up_s: float | None = None) -> Any:
+        self._check_usable()
+        return self._caller.value(_COORDINATOR, op, give_up_s)
+
+    def _ask_pools(self, pools: Iterable[str], op: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """One operation to many pools side by side; one that does not answer soon is shown as such."""
+        self._check_usable()
+        data, started, found = wire.encode_request([op]), {}, {}
+        for pool in pools:
+            try:
+                started[pool] = self._transport.start(wire.pool_actor_name(pool), "call", data)
+            except (TryAgain, PoolsError) as problem:
+                found[pool] = {"unreachable": one_line(str(problem))}
+        for pool, future in started.items():
+            try:
+                (result,) = wire.decode_response(future.result(_STATUS_S), 1, f"pool {pool!r}")
+                found[pool] = wire.value_of(result)
+            except (TryAgain, PoolsError, FutureTimeout) as problem:
+                found[pool] = {"unreachable": one_line(str(problem)) or f"no answer within {_STATUS_S:g} s"}
+        return found
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise PoolsError("the client was closed")
+        if os.getpid() != self._pid:
+            raise PoolsError(
+                f"this client belongs to process {self._pid}: a fork has to call pools.connect() for its own"
+            )
+
+    def _trouble(self) -> PoolsError | None:
+        """Why waiting any longer is in vain, if it is."""
+        return PoolsError("the client was closed") if self._closed else self._watcher.trouble
+
+    def _live(self) -> Tickets:
+        with self._lock:
+            return [*self._live_tickets.values()]
+
+    def _finished(self, ticket: Ticket) -> None:
+        with self._lock:
+            self._live_tickets.pop(ticket.id, None)
+
+    def _heard(self, changes: Iterable[View | dict[str, Any]]) -> None:
+        with self._lock:
+            pairs = [(self._known.get(view["id"]), view) for view in changes]
+        for ticket, view in pairs:
+            if ticket is not None:
+                ticket._apply(cast(View, view))
+
+    def _renewed(self, final: Sequence[str], unknown: Sequence[str]) -> None:
+        """What the renewal said of requests that it could not renew."""
+        for start in range(0, len(final), BATCH_MAX):
+            views = self._coordinator({"op": "get", "ids": [*final[start : start + BATCH_MAX]]})
+            self._heard(view for view in views if view is not None)
+        with self._lock:
+            lost = [self._live_tickets[id] for id in unknown if id in self._live_tickets]
+        for ticket in lost:
+            ticket._lose()
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a user id without a name, as in some containers
+        return f"uid {os.getuid()}"
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before Ray's own exit handlers take the connection away under the threads."""
+    for client in [*_open_clients]:
+        client.close()

@@ -1,0 +1,192 @@
+"""What a client submits, checked before anything is sent: BadInput names the argument, its value, what is right."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from decimal import Decimal
+from typing import Any
+
+from ..core.bundles import validate_options
+from ..errors import BadInput
+from ..limits import RETRIES_MAX, check_integer, check_name, check_seconds
+from ..settings import ResourceSettings, unknown_key
+
+DEFAULT_LEASE_S = 60.0
+"""Survives a restart of any actor, and an outage of Ray's GCS, several times over."""
+
+TOKEN_BYTES = 16
+
+_FIELD_OF_SETTING = {"gpu_count": "gpus", "cpu_count": "cpus"}
+_AMOUNT_ARGUMENTS = ("gpus", "cpus", "memory", "pool_resources")
+
+BundleSettings = ResourceSettings | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One request as its user writes it. Checked when made.
+
+    requester: who asks. Either settings, or any of gpus, cpus (fractions allowed), memory ("16GiB"),
+    pool_resources (licences and the like). preemptible: None means as the settings say, else true.
+    retries: how often it queues again after a preemption. lease_s: seconds within which this client must renew
+    it, which it does by itself while it lives; None means the default (60), 0 none: such a request outlives its
+    client. bundles: for a gang, the parts of the request, each as settings or as a mapping of gpus, cpus, memory,
+    pool_resources; without amounts of its own the request is their sum. strategy: how bundles lie on nodes
+    (PACK, SPREAD, STRICT_PACK, STRICT_SPREAD). placement: "none" for a grant that only counts. id: made when left
+    out; the same id with the same content is the same request. token: the request's secret, made when left out.
+    """
+
+    requester: str
+    settings: ResourceSettings | None = None
+    gpus: int | None = None
+    cpus: int | float | str | Decimal | None = None
+    memory: int | str | None = None
+    pool_resources: Mapping[str, int] | None = None
+    preemptible: bool | None = None
+    retries: int = 0
+    lease_s: float | None = None
+    bundles: Sequence[BundleSettings] | None = None
+    strategy: str | None = None
+    placement: str | None = None
+    id: str | None = None
+    token: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_name("requester", self.requester)
+        if self.settings is not None and not isinstance(self.settings, ResourceSettings):
+            raise BadInput("settings", self.settings, "a ResourceSettings")
+        if self.settings is not None:
+            for name in _AMOUNT_ARGUMENTS:
+                if getattr(self, name) is not None:
+                    raise BadInput(name, getattr(self, name), "left out where settings are given")
+        if self.preemptible is not None and not isinstance(self.preemptible, bool):
+            raise BadInput("preemptible", self.preemptible, "true or false")
+        check_integer("retries", self.retries, 0, RETRIES_MAX)
+        if self.lease_s is not None:
+            check_seconds("lease_s", self.lease_s)
+        if self.token is not None and not (isinstance(self.token, bytes) and 8 <= len(self.token) <= 1024):
+            raise BadInput("token", type(self.token).__name__, "8 to 1024 bytes that nobody can guess")
+        if self.token is None:
+            object.__setattr__(self, "token", secrets.token_bytes(TOKEN_BYTES))
+        # what follows is kept, so that it is worked out once and is what was checked
+        object.__setattr__(self, "id", uuid.uuid4().hex if self.id is None else check_name("id", self.id))
+        object.__setattr__(self, "_parts", self._bundle_amounts())
+        object.__setattr__(self, "_amounts", self._all_amounts())
+        validate_options(self.amounts, self.options)
+
+    @property
+    def request_id(self) -> str:
+        """The id, given or made."""
+        assert self.id is not None
+        return self.id
+
+    @property
+    def secret(self) -> bytes:
+        """Who has it may release, cancel and renew the request, and confirm its stop."""
+        assert self.token is not None
+        return self.token
+
+    @property
+    def amounts(self) -> dict[str, int]:
+        """Integer amounts per key (docs/rules.md section 2)."""
+        found: dict[str, int] = self._amounts  # type: ignore[attr-defined]
+        return found
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the request says about its placement."""
+        parts: list[dict[str, int]] = self._parts  # type: ignore[attr-defined]
+        said = {"bundles": parts or None, "strategy": self.strategy, "placement": self.placement}
+        return {name: value for name, value in said.items() if value is not None}
+
+    @property
+    def lease(self) -> float:
+        """Seconds; 0 for none."""
+        return DEFAULT_LEASE_S if self.lease_s is None else float(self.lease_s)
+
+    def operation(self, client_id: str, token: bytes) -> dict[str, Any]:
+        """The coordinator's operation."""
+        preemptible = self.preemptible
+        if preemptible is None:
+            preemptible = self.settings.preemptible if self.settings else True
+        return {
+            "op": "submit",
+            "id": self.request_id,
+            "requester": self.requester,
+            "amounts": self.amounts,
+            "preemptible": preemptible,
+            "retries": self.retries,
+            "lease_s": self.lease,
+            "options": self.options,
+            "token": token,
+            "client": client_id,
+        }
+
+    def _all_amounts(self) -> dict[str, int]:
+        if self.settings is not None:
+            return self.settings.amounts()
+        if all(getattr(self, name) is None for name in _AMOUNT_ARGUMENTS):
+            total: dict[str, int] = {"step_run": 1}
+            parts: list[dict[str, int]] = self._parts  # type: ignore[attr-defined]
+            for part in parts:
+                for key, amount in part.items():
+                    total[key] = total.get(key, 0) + amount
+            return dict(sorted(total.items()))
+        return _amounts(self.gpus, self.cpus, self.memory, self.pool_resources)
+
+    def _bundle_amounts(self) -> list[dict[str, int]]:
+        bundles = self.bundles
+        if bundles is None:
+            return []
+        if isinstance(bundles, (str, bytes, Mapping)) or not isinstance(bundles, Sequence) or not bundles:
+            raise BadInput("bundles", bundles, "a list of settings, one for each bundle, or left out")
+        return [_one_bundle(f"bundles[{index}]", bundle) for index, bundle in enumerate(bundles)]
+
+
+def as_submission(given: Submission | Mapping[str, Any], place: str) -> Submission:
+    """A submission, or the arguments of one as a mapping. BadInput names the place in the batch."""
+    if isinstance(given, Submission):
+        return given
+    if not isinstance(given, Mapping):
+        raise BadInput(place, given, "a Submission, or a mapping of its arguments")
+    known = [each.name for each in fields(Submission)]
+    for key in given:
+        if key not in known:
+            raise BadInput(f"{place}.{key!s:.40}", given[key], unknown_key(key, known))
+    if "requester" not in given:
+        raise BadInput(f"{place}.requester", None, "who asks")
+    try:
+        return Submission(**given)
+    except BadInput as problem:
+        raise BadInput(f"{place}.{problem.field}", problem.value, problem.expected) from None
+
+
+def _amounts(gpus: Any, cpus: Any, memory: Any, pool_resources: Any) -> dict[str, int]:
+    try:
+        return ResourceSettings(gpus, cpus, memory, pool_resources).amounts()
+    except BadInput as problem:
+        argument = _FIELD_OF_SETTING.get(problem.field, problem.field)
+        raise BadInput(argument, problem.value, problem.expected) from None
+
+
+def _one_bundle(place: str, bundle: BundleSettings) -> dict[str, int]:
+    """The amounts of one bundle. The slot that each request takes is the request's, not the bundle's."""
+    if isinstance(bundle, ResourceSettings):
+        found = bundle.amounts()
+    elif isinstance(bundle, Mapping):
+        for key in bundle:
+            if key not in _AMOUNT_ARGUMENTS:
+                raise BadInput(f"{place}.{key!s:.40}", bundle[key], unknown_key(key, _AMOUNT_ARGUMENTS))
+        try:
+            found = _amounts(*(bundle.get(name) for name in _AMOUNT_ARGUMENTS))
+        except BadInput as problem:
+            raise BadInput(f"{place}.{problem.field}", problem.value, problem.expected) from None
+    else:
+        raise BadInput(place, bundle, f"a mapping of {', '.join(_AMOUNT_ARGUMENTS)}, or ResourceSettings")
+    found.pop("step_run")
+    if not found:
+        raise BadInput(place, bundle, "at least one amount above 0")
+    return found

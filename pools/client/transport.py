@@ -1,0 +1,281 @@
+"""The only place that calls Ray: finding the cluster, an actor by name, and sending it bytes.
+
+A call is sent again when its fate is unknown (the actor restarts, the connection is gone): every command is safe to
+repeat by its id. Answers come as futures, so that no thread of ours is ever stuck inside Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Protocol
+
+from .. import wire
+from ..errors import BadInput, PoolsError, Unreachable
+
+GIVE_UP_S = 60.0
+ATTEMPT_S = 30.0
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.05, 1.0
+_PROBE_S = 3.0
+
+
+class TryAgain(Exception):
+    """The call may or may not have been carried out; the same call again may get an answer."""
+
+
+class Transport(Protocol):
+    """Sends bytes to an actor."""
+
+    namespace: str
+
+    def start(self, actor: str, method: str, data: bytes) -> Future[bytes]:
+        """Sends to `call` or `wait` of a named actor.
+
+        Raises, or fails the future with: TryAgain; Unreachable when another try is in vain.
+        """
+        ...
+
+
+class Caller:
+    """Calls that are repeated until they are answered, or their time is over."""
+
+    def __init__(self, transport: Transport, give_up_s: float = GIVE_UP_S) -> None:
+        self.transport, self.give_up_s = transport, give_up_s
+        self.closed = threading.Event()
+
+    def call(
+        self, actor: str, ops: Iterable[Mapping[str, Any]], give_up_s: float | None = None
+    ) -> list[wire.Wire]:
+        """The result of each operation (`wire.value_of` reads one).
+
+        Raises:
+            Unreachable: no such actor, or no answer within `give_up_s`.
+            ProtocolMismatch, BadInput: of the call as a whole.
+        """
+        sent = [dict(op) for op in ops]
+        data = wire.encode_request(sent)
+        limit_s = self.give_up_s if give_up_s is None else give_up_s
+        ends_at = time.monotonic() + limit_s
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            left_s = max(ends_at - time.monotonic(), 0.0)
+            try:
+                future = self.transport.start(actor, "call", data)
+                answer = future.result(min(left_s, ATTEMPT_S))
+                return wire.decode_response(answer, len(sent), shown_actor(actor))
+            except (TryAgain, FutureTimeout, TimeoutError) as problem:
+                why = str(problem) or "no answer yet"
+            left_s = ends_at - time.monotonic()
+            if left_s <= 0:
+                raise Unreachable(no_answer(actor, self.transport.namespace, limit_s, why))
+            if self.closed.wait(min(backoff_s, left_s)):
+                raise PoolsError("the client was closed")
+            backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+
+    def value(self, actor: str, op: Mapping[str, Any], give_up_s: float | None = None) -> Any:
+        """What one operation answers; raises the error if it was refused."""
+        return wire.value_of(self.call(actor, [op], give_up_s)[0])
+
+
+def shown_actor(actor: str) -> str:
+    """An actor as a message calls it."""
+    if actor == wire.coordinator_actor_name():
+        return "the coordinator"
+    return f"pool {actor.removeprefix(wire.pool_actor_name(''))!r}"
+
+
+def no_answer(actor: str, namespace: str, limit_s: float, why: str) -> str:
+    """One line for an actor that is there and does not answer."""
+    return f"{shown_actor(actor)} of namespace {namespace!r} did not answer within {limit_s:g} s: {one_line(why)}"
+
+
+def one_line(text: str, max_chars: int = 300) -> str:
+    """The first line of somebody else's message, printable and not too long."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    first = "".join(char for char in (lines[0] if lines else "") if char.isprintable())
+    return first if len(first) <= max_chars else first[: max_chars - 3] + "..."
+
+
+# --- Ray
+
+
+class RayTransport:
+    """Sends bytes to actors of the Ray cluster that this process is connected to."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self._handles: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def start(self, actor: str, method: str, data: bytes) -> Future[bytes]:
+        import ray
+
+        outcome: Future[bytes] = Future()
+        if not ray.is_initialized():
+            raise Unreachable("this process is no longer connected to a Ray cluster: connect again")
+        try:
+            ref = getattr(self._handle(actor), method).remote(data)
+            answer = ref.future()
+        except PoolsError:
+            raise
+        except Exception as problem:  # whatever Ray raises here, a GCS that is away among it
+            raise self._translated(actor, problem) from problem
+
+        def done(ended: Future[Any]) -> None:
+            problem = ended.exception()
+            if outcome.cancelled():
+                return
+            if problem is None:
+                outcome.set_result(ended.result())
+            else:
+                outcome.set_exception(self._translated(actor, problem))
+
+        answer.add_done_callback(done)
+        return outcome
+
+    def _handle(self, actor: str) -> Any:
+        import ray
+
+        with self._lock:
+            handle = self._handles.get(actor)
+            if handle is None:
+                try:
+                    handle = self._handles[actor] = ray.get_actor(actor, namespace=self.namespace)
+                except ValueError:
+                    raise Unreachable(self._not_there(actor)) from None
+            return handle
+
+    def _not_there(self, actor: str) -> str:
+        if actor == wire.coordinator_actor_name():
+            return (
+                f"no pools run in namespace {self.namespace!r} of this Ray cluster: start them with "
+                "`pools up CONFIG`, or connect with their namespace"
+            )
+        return f"{shown_actor(actor)} does not run in namespace {self.namespace!r}: see `pools status`"
+
+    def _translated(self, actor: str, problem: BaseException) -> Exception:
+        from ray import exceptions
+
+        if isinstance(problem, getattr(exceptions, "AuthenticationError", ())):
+            return Unreachable(_refused_by_ray(problem))
+        if isinstance(problem, exceptions.RayTaskError):
+            return PoolsError(f"an error inside {shown_actor(actor)}: {one_line(str(problem.cause))}")
+        if isinstance(problem, exceptions.ActorDiedError):
+            # for good, by this handle; the name may belong to another one by now
+            self._handles.pop(actor, None)
+        if isinstance(problem, (exceptions.RayError, OSError, TimeoutError, RuntimeError)):
+            return TryAgain(f"{type(problem).__name__}: {one_line(str(problem))}")
+        return PoolsError(f"{shown_actor(actor)}: {type(problem).__name__}: {one_line(str(problem))}")
+
+
+def connect_ray(address: str | None = None, quiet: bool = False) -> None:
+    """Connects this process to a running Ray cluster, unless it is connected; never starts one.
+
+    Raises:
+        BadInput: an address that can't be right (`ray://`, "local", another than the one connected to).
+        Unreachable: no cluster there.
+    """
+    given = address or os.environ.get("RAY_ADDRESS") or "auto"
+    field = "address" if address else "RAY_ADDRESS"
+    _check_address(field, given)
+    try:
+        import ray
+    except ImportError as problem:
+        raise Unreachable(f"ray can't be imported here: {one_line(str(problem))}") from None
+    if ray.is_initialized():
+        _check_connected(address)
+        return
+    where = _resolved(given)
+    _probe(where)
+    options: dict[str, Any] = {"logging_level": "WARNING", "log_to_driver": False} if quiet else {}
+    try:
+        ray.init(address=where, **options)
+    except Exception as problem:  # noqa: BLE001 - ConnectionError, RuntimeError, Ray's own: all mean the same
+        if "uthentication" in f"{type(problem).__name__} {problem}":
+            raise Unreachable(_refused_by_ray(problem)) from None
+        raise Unreachable(f"no Ray cluster answers at {given!r}: {one_line(str(problem))}") from None
+
+
+def _check_address(field: str, address: object) -> None:
+    if not isinstance(address, str):
+        raise BadInput(field, address, '"auto", or the address of a running Ray cluster: host:port')
+    if address.startswith("ray://"):
+        expected = (
+            "host:port of the cluster's GCS: Ray Client (ray://) can't hold a slot; "
+            "run this on a machine of the cluster, or with `ray job submit`"
+        )
+        raise BadInput(field, address, expected)
+    if address == "local" or "://" in address:
+        expected = '"auto", or host:port of a running cluster; `pools up --local` starts one'
+        raise BadInput(field, address, expected)
+
+
+def _check_connected(address: str | None) -> None:
+    """The process is connected: is it as itself, and to the cluster that was named?"""
+    import ray
+    from ray.util.client import ray as ray_client
+
+    if ray_client.is_connected():
+        _check_address("address", "ray://")
+    if address is None or address == "auto":
+        return
+    theirs = str(ray.get_runtime_context().gcs_address)
+    if address != theirs and _endpoint(address) != _endpoint(theirs):
+        raise BadInput("address", address, f"{theirs}, to which this process is connected already")
+
+
+def _endpoint(address: str) -> tuple[str, str]:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError, UnicodeError):
+        host = socket.gethostbyname(host)
+    return ("this machine" if host.startswith("127.") or host == _own_ip() else host), port
+
+
+def _own_ip() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def _resolved(address: str) -> str:
+    """Where "auto" leads. Unreachable at once when there is no cluster on this machine."""
+    if address != "auto":
+        return address
+    try:
+        from ray._private.services import get_ray_address_from_environment
+
+        found = get_ray_address_from_environment("auto", None)
+    except ConnectionError:
+        raise Unreachable(
+            "no Ray cluster runs on this machine: start one with `pools up --local CONFIG`, "
+            "or name one by RAY_ADDRESS=host:port"
+        ) from None
+    except (ImportError, TypeError):  # a private function of Ray that moved: ray.init finds it by itself
+        return address
+    return str(found or address)
+
+
+def _probe(address: str) -> None:
+    """Ray tries for 20 s and more where nobody listens; a closed port is known at once."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        if address == "auto":
+            return
+        raise BadInput("address", address, '"auto", or host:port of a running Ray cluster')
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+    except (OSError, OverflowError, UnicodeError) as problem:
+        raise Unreachable(f"no Ray cluster answers at {address!r}: {one_line(str(problem))}") from None
+
+
+def _refused_by_ray(problem: BaseException) -> str:
+    return (
+        f"Ray refused this process: {one_line(str(problem), 160)} "
+        "(set RAY_AUTH_MODE, and the token, as the cluster has it)"
+    )

@@ -1,0 +1,63 @@
+"""What the coordinator says of a request, and what each final state means to who waits for it or holds it."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from ..errors import LeaseExpired, SlotCancelled, SlotError, SlotOver, SlotPreempted, SlotRejected
+
+FINAL_STATES = frozenset(("released", "rejected", "cancelled", "preempted", "expired"))
+STATES = ("queued", "allocated", "preempting", *sorted(FINAL_STATES))
+
+
+class View(TypedDict, total=False):
+    """A request as its coordinator sees it (docs/protocol.md, "Wire"). A plain dict; newer actors may add keys.
+
+    state: docs/rules.md section 8. pool: which holds it or held it last, else "". k: the attempt, counted from 1.
+    ready: allocated and its placement group stands, so that its holder may use it. placement: the group of a
+    grant, empty when the pool only counts. causes: why each pool rejected it. changed_seq: where in the
+    coordinator's log it last changed; a view with a lower number is older.
+    """
+
+    id: str
+    requester: str
+    state: str
+    pool: str
+    pools: list[str]
+    k: int
+    ready: bool
+    placement: dict[str, Any]
+    nominated: bool
+    preemptible: bool
+    amounts: dict[str, int]
+    retries: int
+    age: int
+    submitted_at: float
+    told_at: float
+    grace_s: float
+    grace_left_s: float
+    causes: dict[str, str]
+    changed_seq: int
+    lease_s: float
+    asked: str
+
+
+def is_final(view: View) -> bool:
+    """Nothing changes the request any more."""
+    return view.get("state") in FINAL_STATES
+
+
+def error_of(view: View) -> SlotError:
+    """Why a request in a final state gives no slot (any more)."""
+    request_id, state = view["id"], view["state"]
+    if state == "rejected":
+        return SlotRejected(request_id, view.get("causes"))
+    if state == "expired":
+        return LeaseExpired(request_id)
+    if state == "cancelled":
+        # a waiter whose lease ran out is cancelled too (docs/rules.md section 8)
+        expired = view.get("asked") == "expire"
+        return LeaseExpired(request_id) if expired else SlotCancelled(request_id)
+    if state == "preempted":
+        return SlotPreempted(request_id)
+    return SlotOver(request_id, state)
