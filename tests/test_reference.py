@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from random_cases import difference, minimised, random_case, to_yaml
-from reference import Reference, Request, make_world
+from reference import Reference, make_world
+from reference_ledger import Request
 
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.system import make_world as make_core_world
