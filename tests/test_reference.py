@@ -2,7 +2,7 @@
 decides as it does.
 
 The invariants are computed here from states and amounts alone, so that a mistake in the reference's own accounting
-shows. They are the same for any world: `broken_invariants` takes one.
+shows.
 """
 
 from __future__ import annotations
