@@ -1,10 +1,11 @@
 """An autoscaling Ray cluster on this one machine, made of the node types of a cluster.yaml.
 
-What lives here: the cluster's life (start, find, stop) and the files that describe it. A *real* Ray head is
-started; when work waits, Ray's own autoscaler brings up nodes of the fitting type through Ray's fake node
-provider: real Ray nodes with real workers, whose GPUs and memory are only figures. `pools up --local`, the
-demo and the tests use it. What does not: which processes belong to a cluster, and how they end
-(local_processes.py). This module never imports ray: it starts subprocesses and reads files.
+What lives here: the cluster's life (start, find, stop). A *real* Ray head is started; when work waits, Ray's own
+autoscaler brings up nodes of the fitting type through Ray's fake node provider: real Ray nodes with real
+workers, whose GPUs and memory are only figures. `pools up --local`, the demo and the tests use it. What does
+not: which processes belong to a cluster and how they end (local_processes.py), the node types
+(local_node_types.py), the notes by which a cluster is found (local_registry.py). This module never imports
+ray: it starts subprocesses and reads files.
 
 Files. Each cluster has a short directory of its own (Ray's sockets lie in it, and their paths may have 107
 bytes): `cluster.json` is its description (State), `head.log` what the start said, `autoscaling.json` what the
@@ -20,20 +21,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
+import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import local_processes
+from . import local_processes, local_registry
 from .errors import BadInput, PoolsError, Unreachable
 from .local_node_types import HEAD_TYPE, NodeType, autoscaling_config, load_node_types
+from .local_registry import State
 
 HEAD_NODE_ID = "f" * 51 + "00000"
 """The id that the fake provider gives the head; the head must be started under it."""
@@ -41,9 +42,9 @@ HEAD_NODE_ID = "f" * 51 + "00000"
 HEAD_OBJECT_STORE_BYTES = 200_000_000
 DEFAULT_HEAD_CPUS = 2
 START_ATTEMPTS = 3
+START_LOOK_S = 0.5
 LOG_LINES_SHOWN = 15
-DIRECTORY_MAX_CHARS = 50
-"""Ray appends up to 55 characters for its sockets; the system's limit is 107."""
+_COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
 # What the head's starting process runs: `ray start` and then, in the same process (importing ray twice would
 # cost another second), a look whether the autoscaler has made its first round. It may die without a word in
@@ -87,39 +88,6 @@ class LocalProvider(FakeMultiNodeProvider):
                 for name, value in before.items():
                     os.environ.pop(name) if value is None else os.environ.update({name: value})
 """
-
-
-@dataclass
-class State:
-    """What cluster.json holds. `session` and `address` are None until the head was started, or answers."""
-
-    directory: str
-    starter_pid: int
-    starter_start: str
-    created_s: float
-    autoscaler: str
-    ports: dict[str, int] = field(default_factory=dict)
-    session: int | None = None
-    address: str | None = None
-    driver_env: dict[str, str] = field(default_factory=dict)
-    node_types: list[str] = field(default_factory=list)
-
-    def path(self) -> Path:
-        return Path(self.directory) / "cluster.json"
-
-    def write(self) -> None:
-        fresh = self.path().with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(self), indent=1))
-        fresh.replace(self.path())  # a reader sees the old or the new, never a half
-
-    @classmethod
-    def read(cls, directory: Path) -> State | None:
-        """None if the directory holds no cluster of ours."""
-        try:
-            state = cls(**json.loads((directory / "cluster.json").read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
-        return state if state.directory == str(directory) else None
 
 
 class LocalCluster:
@@ -252,7 +220,7 @@ class LocalCluster:
         ended = local_processes.end_processes(
             find=self.pids, still_ours=lambda pid: local_processes.belongs(pid, directory, state.session)
         )
-        _forget(directory)
+        local_registry.forget(directory)
         self._state = None
         self._tell(f"the local cluster is gone ({len(ended)} processes ended)")
         return ended
@@ -268,7 +236,7 @@ class LocalCluster:
     # --- the start in its parts
 
     def _start_once(self) -> _StartProblem | None:
-        directory = _make_directory()
+        directory = local_registry.make_directory()
         ports = dict(zip(_port_names(self.dashboard), _pick_ports(3 + self.dashboard), strict=True))
         self._state = State(
             directory=str(directory),
@@ -283,7 +251,7 @@ class LocalCluster:
         problem = None
         try:
             self._state.write()
-            _register(directory)
+            local_registry.register(directory)
             problem = self._run_head(directory, ports)
         except BaseException:  # Ctrl-C too must leave nothing behind
             self.stop()
@@ -314,20 +282,32 @@ class LocalCluster:
             self._state.session = head.pid
             self._state.write()
             try:
-                code: int | None = head.wait(self.start_timeout_s)
-            except subprocess.TimeoutExpired:
-                code = None
+                why = self._wait_for_head(head)
             finally:
                 if head.poll() is None:
                     head.kill()
                     head.wait()
         address = directory / "ray_current_cluster"
-        if code == 0 and address.exists():
+        if why is None and address.exists():
             self._state.address = address.read_text().strip()
             self._state.write()
             return None
-        why = f"took longer than {self.start_timeout_s:g} s" if code is None else f"ended with code {code}"
         return _StartProblem(f"the local Ray head did not start: it {why}{_log_end(directory)}")
+
+    def _wait_for_head(self, head: subprocess.Popen[bytes]) -> str | None:
+        """Wait for the starting process; None if all went well, else what went wrong."""
+        deadline = time.monotonic() + self.start_timeout_s
+        dead: set[str] = set()
+        while time.monotonic() < deadline:
+            try:
+                code = head.wait(START_LOOK_S)
+            except subprocess.TimeoutExpired:
+                before, dead = dead, local_processes.dead_children(head.pid)
+                if before & dead:  # seen dead twice: nobody waits for it, and Ray would for a minute
+                    return f"lost its process {', '.join(sorted(before & dead))}"
+            else:
+                return None if code == 0 else f"ended with code {code}"
+        return f"took longer than {self.start_timeout_s:g} s"
 
     def _autoscaling_config(self, gcs_port: int) -> dict[str, Any]:
         provider = {
@@ -401,7 +381,7 @@ class LocalCluster:
 def find_local_clusters() -> list[LocalCluster]:
     """This user's running local clusters, the oldest first. Entries of clusters that are gone are removed."""
     found = []
-    for entry in sorted(_registry().glob("*.json")):
+    for entry in sorted(local_registry.registry().glob("*.json")):
         try:
             directory = Path(json.loads(entry.read_text())["directory"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -413,7 +393,7 @@ def find_local_clusters() -> list[LocalCluster]:
         elif local_processes.cluster_pids(directory, state.session):
             found.append(LocalCluster.attach(directory))
         elif local_processes.process_start(state.starter_pid) != state.starter_start:
-            _forget(directory)  # neither processes nor a starter that is about to make some
+            local_registry.forget(directory)  # neither processes nor a starter that is about to make some
     return sorted(found, key=lambda cluster: cluster.created_s)
 
 
@@ -448,44 +428,13 @@ def _port_names(dashboard: bool) -> Sequence[str]:
     return ("gcs", "client", "agent", "dashboard")[: 3 + dashboard]
 
 
-def _make_directory() -> Path:
-    root = tempfile.gettempdir()
-    if len(root) > DIRECTORY_MAX_CHARS - len("/pools-12345678"):
-        root = "/tmp"
-    return Path(tempfile.mkdtemp(prefix="pools-", dir=root)).resolve()
-
-
-def _registry() -> Path:
-    """The registry's folder: in $POOLS_STATE_DIR, else in the user's state directory, else a temporary one."""
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    chosen = os.environ.get("POOLS_STATE_DIR") or f"{home}/ray-pools"
-    for folder in (Path(chosen), Path(tempfile.gettempdir()) / f"ray-pools-{os.getuid()}"):
-        try:
-            (folder / "local").mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError:
-            continue
-        if os.access(folder / "local", os.W_OK):
-            return folder / "local"
-    raise PoolsError(
-        f"can't write to {chosen}: set POOLS_STATE_DIR to a folder where local clusters are noted"
-    )
-
-
-def _register(directory: Path) -> None:
-    (_registry() / f"{directory.name}.json").write_text(json.dumps({"directory": str(directory)}))
-
-
-def _forget(directory: Path) -> None:
-    (_registry() / f"{directory.name}.json").unlink(missing_ok=True)
-    shutil.rmtree(directory, ignore_errors=True)
-
-
 def _log_end(directory: Path) -> str:
     """The last lines of what the start said, and of what the autoscaler died of, if it did."""
     text = ""
     for log in (directory / "head.log", directory / "session_latest" / "logs" / "monitor.err"):
         try:
-            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            text_of_log = _COLOURS.sub("", log.read_text(errors="replace"))
+            lines = [line for line in text_of_log.splitlines() if line.strip()]
         except OSError:
             continue
         if lines:

@@ -94,6 +94,18 @@ def end_processes(
         time.sleep(POLL_S)
 
 
+def dead_children(pid: int) -> set[str]:
+    """Names of children of `pid` that are part of a Ray head, died, and were not waited for."""
+    names = set()
+    for entry in os.listdir("/proc"):
+        fields = _stat_fields(int(entry)) if entry.isdigit() else []
+        if len(fields) > 1 and fields[0] == "Z" and int(fields[1]) == pid:
+            name = _read(int(entry), "comm").decode(errors="replace").strip()
+            if name in ("gcs_server", "raylet") or name.startswith("python"):
+                names.add(name)
+    return names
+
+
 def process_start(pid: int) -> str:
     """What tells it from a later process with the same pid (its start in clock ticks); "" if it is gone."""
     fields = _stat_fields(pid)
