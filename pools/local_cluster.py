@@ -95,9 +95,9 @@ class LocalCluster:
 
     `node_types` as `load_node_types` gives them. `idle_timeout_s`: a node without work goes after it.
     `tick_s`: the autoscaler looks that often (whole seconds). `autoscaler`: "v2", or "v1" (it ignores labels).
-    `auth_mode`: "disabled", or "token" (Ray then needs its token in place beforehand). `env` is added to the
-    head's environment, in which every RAY_* of this process is left out. `on_event` is told in words what
-    happens. As a context manager it stops at the end.
+    `auth_mode`: "disabled", or "token" (Ray finds its token in its own ways: RAY_AUTH_TOKEN, a file). `env` is
+    added to the head's environment, in which any other RAY_* of this process is left out. `on_event` is told in
+    words what happens. As a context manager it stops at the end.
     """
 
     def __init__(
@@ -350,7 +350,10 @@ class LocalCluster:
 
     def _head_env(self, directory: Path) -> dict[str, str]:
         # a RAY_* of the caller (RAY_ADDRESS, RAY_JOB_..., a system setting) is about another cluster
-        env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        kept = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if self.auth_mode == "token" else ()
+        env = {k: v for k, v in os.environ.items() if k in kept or not k.startswith("RAY_")}
+        # `python` and `pools` in a submitted job are this environment's, as on the nodes of a real cluster
+        env["PATH"] = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), env.get("PATH")]))
         env.update(
             {
                 local_processes.MARKER: str(directory),

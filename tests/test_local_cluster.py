@@ -25,7 +25,7 @@ CLUSTER_YAML = Path(__file__).parent.parent / "cluster.yaml"
 DRIVER_LIMIT_S = 60
 
 GROW = """
-import json, time, ray
+import json, subprocess, time, ray
 from ray.util.placement_group import placement_group, remove_placement_group
 ray.init(address="{address}", log_to_driver=False)
 group = placement_group(
@@ -36,6 +36,14 @@ labels = [n["Labels"] for n in ray.nodes() if n["Alive"] and "ray-pools.io/node-
 remove_placement_group(group)
 while sum(n["Alive"] for n in ray.nodes()) > 1:
     time.sleep(0.1)
+@ray.remote(num_cpus=1)
+def leave_a_child():
+    # in a session of its own, nothing of the cluster open, deaf to SIGTERM
+    subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; sleep 600"], start_new_session=True, cwd="/",
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )
+ray.get(leave_a_child.remote())
 print(json.dumps(labels))
 """
 
