@@ -9,7 +9,7 @@ ray: it starts subprocesses and reads files.
 
 Files. Each cluster has a short directory of its own (Ray's sockets lie in it, and their paths may have 107
 bytes): `cluster.json` is its description (State), `head.log` what the start said, `autoscaling.json` what the
-autoscaler reads, `session_latest/logs` Ray's logs. A registry, one small file per cluster in the user's state
+autoscaler reads, `ray/session_latest/logs` Ray's logs. A registry, one small file per cluster in the user's state
 directory, leads any later process to it; entries of clusters that are gone are removed by whoever meets them.
 
 A process that connects needs `driver_env()` in its environment **before it imports ray**: Ray decides about
@@ -41,6 +41,9 @@ HEAD_NODE_ID = "f" * 51 + "00000"
 
 HEAD_OBJECT_STORE_BYTES = 200_000_000
 DEFAULT_HEAD_CPUS = 2
+RAY_FOLDER = "ray"
+"""Ray's own part of the cluster's directory. Ray opens it to every user; what is above stays the owner's."""
+
 START_ATTEMPTS = 3
 START_LOOK_S = 0.5
 LOG_LINES_SHOWN = 15
@@ -287,7 +290,7 @@ class LocalCluster:
                 if head.poll() is None:
                     head.kill()
                     head.wait()
-        address = directory / "ray_current_cluster"
+        address = directory / RAY_FOLDER / "ray_current_cluster"
         if why is None and address.exists():
             self._state.address = address.read_text().strip()
             self._state.write()
@@ -331,7 +334,11 @@ class LocalCluster:
         amounts.pop("object_store_memory", None)
         command = [
             *(sys.executable, "-c", _START_CODE, f"127.0.0.1:{ports['gcs']}", "start", "--head"),
-            *(f"--port={ports['gcs']}", f"--temp-dir={directory}", f"--autoscaling-config={settings}"),
+            *(
+                f"--port={ports['gcs']}",
+                f"--temp-dir={directory / RAY_FOLDER}",
+                f"--autoscaling-config={settings}",
+            ),
             *(f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--object-store-memory={HEAD_OBJECT_STORE_BYTES}"),
             *(
                 f"--ray-client-server-port={ports['client']}",
@@ -434,7 +441,7 @@ def _port_names(dashboard: bool) -> Sequence[str]:
 def _log_end(directory: Path) -> str:
     """The last lines of what the start said, and of what the autoscaler died of, if it did."""
     text = ""
-    for log in (directory / "head.log", directory / "session_latest" / "logs" / "monitor.err"):
+    for log in (directory / "head.log", directory / RAY_FOLDER / "session_latest" / "logs" / "monitor.err"):
         try:
             text_of_log = _COLOURS.sub("", log.read_text(errors="replace"))
             lines = [line for line in text_of_log.splitlines() if line.strip()]

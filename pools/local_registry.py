@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .errors import PoolsError
 
-DIRECTORY_MAX_CHARS = 50
+DIRECTORY_MAX_CHARS = 45
 """Ray appends up to 55 characters for its sockets; the system's limit is 107."""
 
 

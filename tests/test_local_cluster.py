@@ -96,6 +96,7 @@ def test_grows_by_the_type_asked_for_and_goes_without_a_trace(monkeypatch: pytes
         directory = cluster.directory
         session = json.loads((directory / "cluster.json").read_text())["session"]
         assert len(str(directory)) <= local_registry.DIRECTORY_MAX_CHARS
+        assert directory.stat().st_mode & 0o077 == 0, "the description is its owner's alone"
         assert [found.address for found in find_local_clusters()] == [cluster.address]
 
         grown = json.loads(run_driver(cluster, GROW))
