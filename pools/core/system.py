@@ -13,7 +13,7 @@ from typing import Any
 from ray_pools.core import explain
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
-from ray_pools.core.coordinator import Coordinator
+from ray_pools.core.coordinator import Coordinator, raise_first
 from ray_pools.core.coordinator_state import FINAL, CoordinatorState
 from ray_pools.core.pool import Pool
 from ray_pools.core.pool_state import PoolState
@@ -26,6 +26,8 @@ class System:
     """See the module's docstring. Each verb settles everything; one that is refused raises and changes nothing."""
 
     def __init__(self, pools: Mapping[str, PoolConfig], policies: Iterable[PolicyConfig]) -> None:
+        policies = list(policies)
+        raise_first(pools, policies)
         self.now = 0.0
         self.logs: dict[str, Log] = {"coordinator": []}
         self.epochs: dict[str, int] = {}
