@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -223,6 +224,18 @@ def test_a_block_that_does_not_look_ends_in_slot_preempted(fake: FakePools, clie
         fake.preempt("r1")
         slot.preempting.wait(30)
     assert len(fake.ops("stopped")) == 1
+
+
+@pytest.mark.parametrize(("last_word", "error"), [("stopped", pools.SlotPreempted), ("release", None)])
+def test_the_last_word_of_a_preempted_holder(
+    fake: FakePools, client: pools.Client, last_word: str, error: type[Exception] | None
+) -> None:
+    """Who stopped early hears at the end of the block that it was preempted; who was done by then was not."""
+    with pytest.raises(error) if error else nullcontext(), granted_slot(fake, client) as slot:
+        fake.preempt("r1")
+        slot.preempting.wait(30)
+        getattr(slot, last_word)()
+    assert fake.views["r1"]["state"] == ("preempted" if error else "released")
 
 
 def test_a_block_that_raises_by_itself_while_preempted_says_its_own(

@@ -105,6 +105,8 @@ class Client:
     def close(self) -> None:
         """Stops listening and renewing. What is not given back by then ends with its lease. Harmless twice."""
         self._closed = True
+        if os.getpid() != self._pid:  # a fork: the threads are not here, and may have left locks behind
+            return
         self._caller.closed.set()
         self._watcher.close()
         self._renewer.close()

@@ -41,7 +41,8 @@ class Slot:
         self._placement: dict[str, Any] = dict(view.get("placement") or {})
         self.preempting = threading.Event()
         self._lock = threading.Lock()
-        self._given_back = False
+        # "released" or "stopped", once its holder gave it back; _gone: the grant is no more
+        self._given_back = ""
         self._gone = False
         self._problem: SlotError | None = None
         self._deadline: float | None = None
@@ -124,7 +125,7 @@ class Slot:
     @property
     def over(self) -> bool:
         """Given back, or gone: it hands out nothing any more."""
-        return self._given_back or self._gone
+        return bool(self._given_back) or self._gone
 
     def check(self) -> None:
         """Raises what ended the slot, or ends it soon: SlotPreempted, SlotCancelled, LeaseExpired; SlotOver when
@@ -151,14 +152,14 @@ class Slot:
     def stopped(self) -> None:
         """The holder of a preempted slot has stopped its work: the capacity may go. Harmless if it is gone."""
         with self._lock:
-            self._given_back = True
+            self._given_back = self._given_back or "stopped"
         if not self._gone:
             self._ticket._confirm_stopped(self.k)
 
     def release(self) -> None:
         """Gives the slot back; returns when its capacity is free. Harmless twice."""
         with self._lock:
-            self._given_back = True
+            self._given_back = self._given_back or "released"
         if not self._gone:
             self._ticket._release_attempt(self.k)
 
@@ -179,7 +180,7 @@ class Slot:
             if problem is None and ended_by is None:
                 raise
             log.warning("slot %s was not given back, its lease will do it: %s", self.id, trouble)
-        if problem is None and not given_back:
+        if problem is None and given_back != "released":
             ended_by = ended_by or self._ended_before_release()
             if ended_by is not None:
                 raise ended_by
