@@ -7,6 +7,7 @@ wish is sent once and not repeated: others may use the register when the pools w
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -40,7 +41,7 @@ def send_to_ray(bundles: list[Bundle], selectors: list[dict[str, str]]) -> None:
 
 
 def autoscaler_of_ray() -> str:
-    """v2, v1, none, or unknown (no cluster, or it says nothing)."""
+    """v2, v1, none (nothing will ever come up), or unknown (no cluster, or it has not said yet)."""
     from ray._private import ray_constants
     from ray.autoscaler.v2.utils import is_autoscaler_v2
     from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_initialized
@@ -50,7 +51,12 @@ def autoscaler_of_ray() -> str:
     if is_autoscaler_v2():
         return "v2"
     status = _internal_kv_get(ray_constants.DEBUG_AUTOSCALING_STATUS)
-    return "v1" if status else "none"
+    report = (json.loads(status) if status else {}).get("autoscaler_report") or {}
+    node_types = report.get("active_nodes") or {}
+    if not node_types:
+        return "unknown"
+    # without an autoscaler its monitor still reports, each node as a type of its own
+    return "none" if all(name.startswith("node_") for name in node_types) else "v1"
 
 
 class Prewarmer:
