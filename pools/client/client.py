@@ -252,8 +252,11 @@ class Client:
                         ticket._apply(result["ok"])
                 for result in results:
                     wire.value_of(result)
-        except BaseException:
+        except PoolsError:
             self._undo_submit(fresh, sent)
+            raise
+        except BaseException:  # Ctrl-C: what is on its way is not wanted either
+            self._undo_submit(fresh, fresh)
             raise
         live = [ticket for ticket in fresh if not ticket.done]
         if live:
