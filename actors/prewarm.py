@@ -144,19 +144,16 @@ class Prewarmer:
                     self._changed.wait(wait_s)
                 if self._closed and not self._is_new:
                     return
-                wanted = self._wanted()
+                wishes = self._current()
                 self._is_new = False
-                closed, is_due = self._closed, wanted != self._sent or bool(wanted)
-            if is_due:
-                ok = self._send(wanted)
-                if not ok and not closed:
-                    with self._changed:
-                        self._is_new = True
-                        self._changed.wait_for(lambda: self._closed, retry_s)
-                retry_s = _RETRY_S if ok else min(retry_s * 2, _RETRY_MAX_S)
-                with self._changed:
-                    # what changes meanwhile goes into one call
-                    self._changed.wait_for(lambda: self._closed, SEND_EVERY_MIN_S)
+            ok = self._bring(wishes)
+            with self._changed:
+                if not ok and not self._closed:
+                    self._is_new = True
+                    self._changed.wait_for(lambda: self._closed, retry_s)
+                # what changes meanwhile goes into one call
+                self._changed.wait_for(lambda: self._closed, SEND_EVERY_MIN_S)
+            retry_s = _RETRY_S if ok else min(retry_s * 2, _RETRY_MAX_S)
 
     def _wait_s(self) -> float | None:
         """Until the wish must be sent again, or one that lingers ends."""
@@ -167,26 +164,39 @@ class Prewarmer:
             times.append(end)
         return min(times) - now if times else None
 
-    def _wanted(self) -> list[Wish]:
+    def _current(self) -> list[Wish]:
         now = self._clock()
         if self._cleared:
             self._lingering = Lingering(self._lingering.linger_s)
             return []
-        wishes = self._lingering.update(self._wishes, now) if self._is_new else self._lingering.wanted(now)
-        return [wish for wish in map(clamp, self._cut(wishes)) if wish.bundles]
+        return self._lingering.update(self._wishes, now) if self._is_new else self._lingering.wanted(now)
 
-    def _send(self, wishes: list[Wish]) -> bool:
-        bundles = [bundle for wish in wishes for bundle in wish.bundles]
-        selectors = [wish.selector for wish in wishes for _ in wish.bundles]
-        error, autoscaler = "", self._autoscaler
+    def _bring(self, wishes: list[Wish]) -> bool:
+        """Sends what can be had of the wishes; not under the lock, since any of these calls may block."""
+        error = ""
         try:
-            self._send_out(bundles, selectors)
-            autoscaler = self._autoscaler_of()
+            wanted = [wish for wish in map(clamp, self._cut(wishes)) if wish.bundles]
+            if not wanted and self._sent == []:
+                return True
+            bundles = [bundle for wish in wanted for bundle in wish.bundles]
+            self._send_out(bundles, [wish.selector for wish in wanted for _ in wish.bundles])
         except Exception as problem:  # noqa: BLE001 - whatever Ray raises: the next try may do
             error = f"{type(problem).__name__}: {shown(str(problem), 300)}"
             log.warning("prewarming: %s", error)
         with self._changed:
-            self._error, self._autoscaler = error, autoscaler
+            self._error = error
             if not error:
-                self._sent, self._sent_at = wishes, self._clock()
+                self._sent, self._sent_at = wanted, self._clock()
+        if not error:
+            self._look_for_autoscaler()
         return not error
+
+    def _look_for_autoscaler(self) -> None:
+        """For the status only: that it can't be told is no reason to send again."""
+        try:
+            found = self._autoscaler_of()
+        except Exception as problem:  # noqa: BLE001 - as above
+            log.info("prewarming: no word of an autoscaler: %s", shown(str(problem), 300))
+            found = "unknown"
+        with self._changed:
+            self._autoscaler = found
