@@ -1,0 +1,94 @@
+"""The group `pools`: which commands there are, and how every error becomes one line and an exit code.
+
+Exit codes: 0 done, 1 the answer is no, 2 wrong use, 3 the cluster can't be reached, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import sys
+from typing import IO, Any
+
+import click
+
+from ray_pools import __version__
+from ray_pools.errors import PoolsError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("ray_pools.cli.lifecycle:up", "Bring the pools of a configuration up."),
+    "down": ("ray_pools.cli.lifecycle:down", "Take the pools down; their logs stay."),
+    "status": ("ray_pools.cli.status:status", "What is held, borrowed and waiting, per pool."),
+    "submit": ("ray_pools.cli.requests:submit", "Ask for capacity."),
+    "release": ("ray_pools.cli.requests:release", "Give back what requests hold (as an operator)."),
+    "cancel": ("ray_pools.cli.requests:cancel", "End requests in any state (as an operator)."),
+    "requests": ("ray_pools.cli.requests:requests", "List requests."),
+    "scenario": ("ray_pools.cli.scenario:scenario", "Play scenario files: unit tests for policies."),
+    "replay": ("ray_pools.cli.replay:replay", "Play a job trace through live pools."),
+    "demo": ("ray_pools.cli.demo:demo", "Queueing, borrowing, reclaim and scale-up, told live."),
+}
+"""Name to module:attribute and what `pools --help` says of it, so that help loads none of them."""
+
+
+class Failed(click.ClickException):
+    """An error as the terminal shows it."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"pools: error: {self.message}", file=file or sys.stderr)
+
+
+class LazyGroup(click.Group):
+    """Loads a command when it is called, and turns what a command raises into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except PoolsError as problem:
+            if ctx.params.get("debug"):
+                raise
+            raise Failed(str(problem), problem.exit_code) from None
+        except KeyboardInterrupt:
+            raise Failed("interrupted", 130) from None
+        except Exception as problem:
+            if ctx.params.get("debug") or (isinstance(problem, OSError) and problem.errno == errno.EPIPE):
+                raise
+            lines = str(problem).strip().splitlines()
+            said = f"{type(problem).__name__}: {lines[0][:300]}" if lines else type(problem).__name__
+            raise Failed(f"unexpected: {said} (please report this, with the output of --debug)", 1) from None
+
+
+@click.group(cls=LazyGroup, name="pools", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, envvar="RAY_POOLS_DEBUG", help="Show tracebacks and Ray's own output.")
+@click.version_option(__version__, prog_name="pools")
+def pools(debug: bool) -> None:
+    """Shared, preemptible GPU pools for Ray: reserved shares, borrowing, reclaim.
+
+    \b
+    Exit codes: 0 done, 1 the answer is no, 2 wrong use,
+    3 the cluster can't be reached, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """What the console script runs."""
+    pools.main(prog_name="pools")

@@ -1,0 +1,141 @@
+"""How a command finds the Ray cluster, without its user having to say which: options, local clusters, quietness.
+
+In order: --address, RAY_ADDRESS, the local cluster that `pools up --local` started, any other Ray on this machine. A
+local cluster has a note in its own directory (gone with it) of the namespaces whose pools run in it.
+
+Ray decides about authentication when it is imported, so a local cluster's settings are put into the environment first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ray_pools.errors import BadInput
+
+if TYPE_CHECKING:
+    from ray_pools.client import Client
+    from ray_pools.local_cluster import LocalCluster
+
+DEFAULT_NAMESPACE = "pools"
+GIVE_UP_S = 15.0
+"""A coordinator that restarts is back within two seconds or so."""
+
+_NOTE = "pools-up.json"
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+# --- options that commands share
+
+address_option = click.option(
+    "--address",
+    envvar="RAY_ADDRESS",
+    metavar="HOST:PORT",
+    help="The Ray cluster. Default: RAY_ADDRESS, else the cluster on this machine.",
+)
+namespace_option = click.option(
+    "--namespace",
+    "-n",
+    envvar="RAY_POOLS_NAMESPACE",
+    default=DEFAULT_NAMESPACE,
+    show_default=True,
+    help="The namespace of the pools' configuration.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, and nothing else there.")
+
+
+def cluster_options(command: Command) -> Command:
+    """--address and --namespace."""
+    return address_option(namespace_option(command))
+
+
+# --- the namespaces of a local cluster
+
+
+def noted_namespaces(cluster: LocalCluster) -> list[str]:
+    """The namespaces whose pools were brought up in it."""
+    try:
+        noted = json.loads((cluster.directory / _NOTE).read_text())
+        return [str(name) for name in noted["namespaces"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def was_started_by_up(cluster: LocalCluster) -> bool:
+    """By `pools up --local`, not by a demo or a test."""
+    return (cluster.directory / _NOTE).exists()
+
+
+def note_namespaces(cluster: LocalCluster, namespaces: list[str]) -> None:
+    """Keep them for later commands."""
+    (cluster.directory / _NOTE).write_text(json.dumps({"namespaces": sorted(set(namespaces))}))
+
+
+# --- finding and connecting
+
+
+def find_local(namespace: str) -> LocalCluster | None:
+    """The local cluster for a namespace: the one whose pools have it, else the only one that `up` started.
+
+    Raises:
+        BadInput: there are several, and nothing says which.
+    """
+    from ray_pools.local_cluster import find_local_clusters
+
+    started = [cluster for cluster in find_local_clusters() if was_started_by_up(cluster)]
+    for_it = [cluster for cluster in started if namespace in noted_namespaces(cluster)]
+    candidates = for_it or started
+    if len(candidates) > 1:
+        running = ", ".join(cluster.name for cluster in candidates)
+        raise BadInput("address", None, f"one of the local clusters that run: {running}")
+    return candidates[0] if candidates else None
+
+
+def use_cluster(address: str | None, namespace: str) -> LocalCluster | None:
+    """Choose the cluster and set the environment for it; the local cluster if it is one of ours."""
+    from ray_pools.local_cluster import find_local_clusters
+
+    if address is None:
+        local = find_local(namespace)
+    else:
+        local = next((each for each in find_local_clusters() if each.name == address), None)
+    if local is not None:
+        use_local(local)
+    elif address is not None:
+        os.environ["RAY_ADDRESS"] = address
+    return local
+
+
+def use_local(cluster: LocalCluster) -> None:
+    """This process belongs to it from now on."""
+    os.environ.update(cluster.driver_env())
+
+
+def keep_ray_quiet() -> None:
+    """What Ray says by itself must not come between a command and its user; errors are told by exceptions."""
+    if click.get_current_context().find_root().params.get("debug"):
+        return
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("RAY_LOG_TO_DRIVER", "0")
+
+
+def connect_ray(address: str | None) -> None:
+    """Connect this process to Ray. Unreachable if nobody answers."""
+    keep_ray_quiet()
+    from ray_pools.client import connect_ray as connect_client_ray
+
+    connect_client_ray(address, quiet=True)
+
+
+def connect(address: str | None, namespace: str, give_up_s: float = GIVE_UP_S) -> Client:
+    """A client of the pools, for a command."""
+    use_cluster(address, namespace)
+    keep_ray_quiet()
+    from ray_pools.client import connect as connect_client
+
+    return connect_client(None, namespace, quiet=True, give_up_s=give_up_s)

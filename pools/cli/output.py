@@ -1,0 +1,51 @@
+"""What commands print: tables of at most the terminal's width, JSON instead, and progress to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+
+def progress(text: str) -> None:
+    """What happens meanwhile; never on stdout."""
+    click.echo(text, err=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout; bytes, which no view should have, as text."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    """Names come from users: nothing in them is taken for markup. A column called `#name` is of numbers.
+
+    80 columns where stdout is no terminal.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title_justify="left", show_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(
+            column.removeprefix("#"),
+            justify="right" if column.startswith("#") else "left",
+            overflow="fold",
+            no_wrap=column.startswith("#"),
+        )
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    if title:
+        console.print(Text(title, style="bold"))
+    console.print(table)
+
+
+def amounts_text(amounts: Mapping[str, int], zeros: bool = False) -> str:
+    """`gpu 2, cpu_milli 500`; without what is zero."""
+    return ", ".join(f"{key} {amount}" for key, amount in amounts.items() if amount or zeros) or "-"

@@ -1,0 +1,256 @@
+"""`pools submit`, `release`, `cancel` and `requests`: one request at a time, by hand."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ray_pools.cli.connection import cluster_options, connect, json_option
+from ray_pools.cli.output import amounts_text, print_json, print_table, progress
+from ray_pools.errors import BadInput, PoolsError, SlotError, Unreachable, WaitTimeout
+
+if TYPE_CHECKING:
+    from ray_pools.client import Ticket
+
+FIRST_ANSWER_S = 2.0
+"""So long `--no-wait` waits for what the pools make of a request that they can decide at once."""
+
+_LOOK_S = 1.0
+
+
+def _pool_resources(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for text in given:
+        key, equals, amount = text.partition("=")
+        if not equals or not amount.strip().isdecimal():
+            raise BadInput("--resource", text, "KEY=AMOUNT with a whole number, such as licence=2")
+        if key in found:
+            raise BadInput("--resource", text, f"{key} once")
+        found[key] = int(amount)
+    return found
+
+
+@click.command()
+@click.option("--requester", "-r", required=True, help="Who asks: a name with a policy in some pool.")
+@click.option("--gpus", "-g", type=int, help="How many GPUs.")
+@click.option("--cpus", metavar="N", help="How many CPUs; fractions are allowed.")
+@click.option("--memory", metavar="SIZE", help="Memory, such as 16GiB.")
+@click.option(
+    "--resource", metavar="KEY=N", multiple=True, callback=_pool_resources, help="Another resource."
+)
+@click.option("--non-preemptible", is_flag=True, help="Never to be stopped for others.")
+@click.option("--retries", type=int, default=0, show_default=True, help="Queue again after a preemption.")
+@click.option("--id", "request_id", help="Its id: the same id with the same content is the same request.")
+@click.option(
+    "--lease", type=float, default=0.0, help="Seconds it lives without this command. Default: no end."
+)
+@click.option(
+    "--placement", type=click.Choice(["none"]), help="none: only count it, without placement group."
+)
+@click.option("--wait/--no-wait", default=False, show_default=True, help="Wait until it can be used.")
+@click.option("--timeout", metavar="SECONDS", type=float, help="With --wait: how long at most.")
+@cluster_options
+@json_option
+def submit(
+    requester: str,
+    gpus: int | None,
+    cpus: str | None,
+    memory: str | None,
+    resource: dict[str, int],
+    non_preemptible: bool,
+    retries: int,
+    request_id: str | None,
+    lease: float,
+    placement: str | None,
+    wait: bool,
+    timeout: float | None,
+    address: str | None,
+    namespace: str,
+    as_json: bool,
+) -> None:
+    """Ask for capacity, and print the request's id and state.
+
+    The request belongs to nobody's process: it stays until `pools release ID` or `pools cancel ID`, which are
+    operators' commands and need no token. Exit code 1 if it is rejected, or not usable within --timeout.
+    """
+    if timeout is not None and not wait:
+        raise click.UsageError("--timeout goes with --wait")
+    with connect(address, namespace) as client:
+        ticket = client.submit(
+            requester,
+            gpus=gpus,
+            cpus=cpus,
+            memory=memory,
+            pool_resources=resource or None,
+            preemptible=not non_preemptible,
+            retries=retries,
+            lease_s=lease,
+            placement=placement,
+            id=request_id,
+        )
+        problem: PoolsError | None = None
+        try:
+            (_wait if wait else _first_answer)(ticket, timeout)
+        except (SlotError, WaitTimeout) as error:
+            problem = error
+        except KeyboardInterrupt:
+            progress(f"request {ticket.id} waits on: `pools cancel {ticket.id}` ends it")
+            raise
+        view = dict(ticket.view)
+    if as_json:
+        print_json(view)
+    else:
+        click.echo(f"{view['id']} {state_text(view)}")
+    if problem is not None:
+        raise problem
+
+
+def _first_answer(ticket: Ticket, timeout_s: float | None) -> None:
+    """What the pools can decide at once. A request that waits for longer is no error."""
+    try:
+        ticket.wait(FIRST_ANSWER_S)
+    except WaitTimeout:
+        return
+
+
+def _wait(ticket: Ticket, timeout_s: float | None) -> None:
+    """Until it is usable, with a line on why it is not on a terminal."""
+    live = sys.stderr.isatty()
+    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+    try:
+        while True:
+            left_s = _LOOK_S if ends_at is None else max(0.0, ends_at - time.monotonic())
+            try:
+                ticket.wait(min(left_s, _LOOK_S))
+                return
+            except WaitTimeout:
+                if ends_at is not None and time.monotonic() >= ends_at:
+                    raise WaitTimeout(
+                        f"request {ticket.id!r} is {ticket.state} after {timeout_s:g} s and waits on:"
+                        f" `pools cancel {ticket.id}` ends it"
+                    ) from None
+                if live:
+                    click.echo(f"\r\x1b[2K{waiting_text(ticket)[:78]}", err=True, nl=False)
+    finally:
+        if live:
+            click.echo("\r\x1b[2K", err=True, nl=False)
+
+
+def waiting_text(ticket: Ticket) -> str:
+    """`queued: a100: 3 of 7, over_limit`: each pool's place and cause."""
+    try:
+        said = ticket.explain()
+    except Unreachable as problem:
+        return str(problem)
+    if ticket.state == "allocated":
+        return f"allocated in {ticket.pool}, waiting for its nodes"
+    parts = []
+    for pool, each in sorted(said.items()):
+        place = f"{each['position']} of {each['waiting']}" if each.get("position") else ""
+        words = ", ".join(filter(None, [place, each.get("cause"), each.get("unreachable")]))
+        parts.append(f"{pool}: {words or each.get('state', '')}")
+    return f"{ticket.state}: " + "; ".join(parts)
+
+
+def state_text(view: dict[str, Any]) -> str:
+    """`allocated in a100, placing`, `rejected (a100: too_large)`."""
+    text = str(view["state"])
+    if view["pool"]:
+        text += f" in {view['pool']}"
+    elif view["state"] == "queued" and view.get("pools"):
+        text += f" in {', '.join(view['pools'])}"
+    if view["state"] == "allocated" and not view.get("ready"):
+        text += ", placing"
+    if view.get("causes") and view["state"] == "rejected":
+        text += " (" + ", ".join(f"{pool}: {cause}" for pool, cause in sorted(view["causes"].items())) + ")"
+    return text
+
+
+@click.command()
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@cluster_options
+@json_option
+def release(ids: tuple[str, ...], address: str | None, namespace: str, as_json: bool) -> None:
+    """Give back what requests hold; one that waits is cancelled. Returns when nothing is held.
+
+    An operator's command: it needs no token, and the log says who gave it.
+    """
+    with connect(address, namespace) as client:
+        _each(ids, client.release, as_json)
+
+
+@click.command()
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@cluster_options
+@json_option
+def cancel(ids: tuple[str, ...], address: str | None, namespace: str, as_json: bool) -> None:
+    """End requests, waiting or holding, with all attempts to come. Returns when nothing is held.
+
+    An operator's command: it needs no token, and the log says who gave it.
+    """
+    with connect(address, namespace) as client:
+        _each(ids, client.cancel, as_json)
+
+
+def _each(ids: tuple[str, ...], end: Callable[[str], Any], as_json: bool) -> None:
+    """One after the other; one that fails does not keep the others from their end."""
+    views: list[dict[str, Any]] = []
+    worst: PoolsError | None = None
+    for id in ids:
+        try:
+            view = dict(end(id))
+        except PoolsError as problem:
+            views.append({"id": id, "error": str(problem)})
+            if worst is not None:
+                progress(f"pools: error: {worst}")
+            worst = problem
+            continue
+        views.append(view)
+        if not as_json:
+            click.echo(f"{id} {state_text(view)}")
+    if as_json:
+        print_json(views)
+    if worst is not None:
+        raise worst
+
+
+@click.command()
+@click.option("--requester", "-r", help="Only of this requester.")
+@click.option("--pool", help="Only what this pool holds, or has waiting.")
+@click.option("--state", "states", multiple=True, help="Only in this state; may be given several times.")
+@click.option("--limit", type=int, default=100, show_default=True, help="At most so many, the newest first.")
+@cluster_options
+@json_option
+def requests(
+    requester: str | None,
+    pool: str | None,
+    states: tuple[str, ...],
+    limit: int,
+    address: str | None,
+    namespace: str,
+    as_json: bool,
+) -> None:
+    """List requests, the newest first."""
+    with connect(address, namespace) as client:
+        views = client.list(requester=requester, pool=pool, states=states, limit=limit)
+    if as_json:
+        print_json([dict(view) for view in views])
+        return
+    print_table(
+        ("id", "requester", "state", "asks for", "submitted"),
+        [
+            (
+                view["id"],
+                view["requester"],
+                state_text(dict(view)),
+                amounts_text(view["amounts"]),
+                datetime.fromtimestamp(view["submitted_at"]).strftime("%m-%d %H:%M:%S"),
+            )
+            for view in views
+        ],
+    )
