@@ -20,7 +20,7 @@ from ..errors import BadInput
 from .bundles import Bundle, bundles_for, ray_amount, resource_totals, selector_for
 from .config_rules import DEFAULT_RESOURCES
 
-WAITING_MAX = 10_000
+WAITING_MAX = 2_000
 """So far down a queue the pass looks: beyond, nothing starts soon."""
 
 Ask = tuple[Mapping[str, int], Mapping[str, Any]]
@@ -67,10 +67,18 @@ def target(pools: Iterable[PoolView]) -> list[Wish]:
 def _pool_bundles(pool: PoolView, placement: Mapping[str, Any]) -> list[Bundle]:
     left = dict(pool.capacity)
     bundles: list[Bundle] = []
+    known: dict[tuple[tuple[str, int], ...], list[Bundle]] = {}
     waiting = itertools.islice(pool.waiting, WAITING_MAX)
     for amounts, options in itertools.chain(pool.held, pool.nominated, waiting, pool.announced):
-        wanted = _bundles_or_none(amounts, placement, options)
-        if wanted and all(amount <= left[key] for key, amount in amounts.items() if key in left):
+        if any(amount > left[key] for key, amount in amounts.items() if key in left):
+            continue
+        shape = None if options else tuple(amounts.items())  # most requests are alike, and this runs often
+        wanted = known.get(shape) if shape else None
+        if wanted is None:
+            wanted = _bundles_or_none(amounts, placement, options)
+            if shape:
+                known[shape] = wanted
+        if wanted:
             bundles += wanted
             for key, amount in amounts.items():
                 if key in left:
