@@ -359,19 +359,29 @@ class Pool:
         share, all that are not in theirs; else all, in a strict pool or once it starves.
         """
         state = self.state
-        ledger = state.ledger
+        ledger, config = state.ledger, state.config
+        if config is None:
+            return
+        strict = config.queueing == "strict"
+        starved_before = self.now - config.starvation_after_s
+        pinned = any(ledger.pinned.values())
         borrowers_held = False
         for kind in state.queue.ordered(ledger):
             if borrowers_held and not kind.share:
                 return
-            if kind.need is None:
+            need = kind.need
+            if need is None:
                 continue
-            cause = ledger.cause(kind.need, kind.use, kind.preemptible)
+            cause = kind.policy_cause
+            if cause is not None:
+                yield kind, cause
+                continue
+            cause = ledger.capacity_cause(need)
             yield kind, cause
-            if cause in quota.FOR_CAPACITY and ledger.fits_beside_pinned(kind.need):
+            if cause is not None and not (pinned and not ledger.fits_beside_pinned(need)):
                 if kind.share:
                     borrowers_held = True
-                elif self._holds_all(kind.head()):
+                elif strict or kind.oldest_at <= starved_before:
                     return
 
     def _holds_all(self, head: Attempt | None) -> bool:
@@ -379,37 +389,51 @@ class Pool:
         config = self.state.config
         if config is None or head is None:
             return False
-        return config.queueing == "strict" or self.now >= head.submitted_at + config.starvation_after_s
+        return config.queueing == "strict" or head.submitted_at <= self.now - config.starvation_after_s
 
     def _victims(self, kind: Kind, cause: str | None) -> list[Attempt]:
         """The victims that would make the kind's oldest waiter fit (section 6)."""
         state = self.state
-        own_limit = cause == quota.AT_LIMIT and not kind.preemptible and kind.share
-        if kind.need is None or not (cause == quota.WAITING_CAPACITY or own_limit):
+        takes_back = kind.share and not kind.preemptible  # from its requester's own work, at its limit too
+        if kind.need is None or not (cause == quota.WAITING_CAPACITY or (takes_back and cause == quota.AT_LIMIT)):
             return []
+        if not takes_back:  # a quick no: nobody borrows whom it could stop
+            lowest, borrowers = state.lowest_borrower()
+            if not borrowers or not (kind.share or kind.priority > lowest):
+                return []
         asker = Asker(kind.requester, kind.need, kind.preemptible, kind.share, kind.priority)
         min_runtime_s = state.config.min_runtime_s if state.config else 0.0
         return find_victims(state.ledger, state.holders, state.policies, asker, self.now, min_runtime_s)
 
     def first_grant(self) -> Attempt | None:
         """The first in the queue's order that can be granted."""
+        return self._first()[0]
+
+    def first_preemption(self) -> tuple[Attempt, list[Attempt]] | None:
+        """The first in the queue's order that fits once others are stopped, and these; nothing can be granted."""
+        attempt, asking = self._first()
+        return None if attempt is not None else self._first_of(asking)
+
+    def _first(self) -> tuple[Attempt | None, list[tuple[Kind, str]]]:
+        """The first that can be granted; if there is none, all that are neither held back nor granted, in order."""
         state = self.state
         if state.nominated:
             for attempt in self._nominated_in_order():
                 use = state.ledger.uses[attempt.requester]
                 if state.ledger.nominated_cause(state.need(attempt), use, attempt.preemptible) is None:
-                    return attempt
+                    return attempt, []
+        asking: list[tuple[Kind, str]] = []
         for kind, cause in self._open_kinds():
             if cause is None:
-                return kind.head()
-        return None
+                return kind.head(), []
+            asking.append((kind, cause))
+        return None, asking
 
-    def first_preemption(self) -> tuple[Attempt, list[Attempt]] | None:
-        """The first in the queue's order that fits once others are stopped, and these; nothing can be granted."""
-        for kind, cause in self._open_kinds():
+    def _first_of(self, asking: list[tuple[Kind, str]]) -> tuple[Attempt, list[Attempt]] | None:
+        for kind, cause in asking:
             victims = self._victims(kind, cause)
-            head = kind.head()
-            if victims and head is not None:
+            head = kind.head() if victims else None
+            if head is not None:
                 return head, victims
         return None
 
@@ -459,9 +483,9 @@ class Pool:
             return
         bidder: Attempt | None = None
         while True:
-            attempt = self.first_grant()
+            attempt, asking = self._first()
             if attempt is None:
-                found = self.first_preemption()
+                found = self._first_of(asking)
                 if found is None:
                     break
                 attempt, victims = found

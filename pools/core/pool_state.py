@@ -53,6 +53,11 @@ class PoolState:
         # attempts that the pool gave back for a while (provisioning failed): they wait for `not_before`
         self.paused: dict[str, Attempt] = {}
         self.preempting: dict[str, Attempt] = {}
+        # requesters that borrow and have grants to be preempted, with their priority; kept by `lowest_borrower`
+        self.borrowers: dict[str, float] = {}
+        self._lowest = float("inf")
+        # requesters whose use changed since
+        self._used: set[str] = set()
 
     # --- reading
 
@@ -114,10 +119,9 @@ class PoolState:
 
     def refit(self) -> None:
         """Every kind of waiter is judged by the configuration as it is now."""
-        capacity = self.config.capacity if self.config else {}
-        self.queue.refit(
-            self.policies, lambda amounts, policy: quota.need_of(amounts, capacity, policy), self.ledger
-        )
+        self.queue.refit(self.policies, self.config.capacity if self.config else {}, self.ledger)
+        self.borrowers.clear()
+        self._used.update(self.holders)
 
     def _queued(self, event: ev.Queued, at: float) -> None:
         attempt = Attempt(event.id, event.k)
@@ -141,11 +145,32 @@ class PoolState:
         """The attempt stands among the waiters that a walk looks at."""
         kind = self.queue.add(attempt)
         if kind.need is None and attempt.requester in self.policies:
-            policy = self.policies[attempt.requester]
-            kind.need = quota.need_of(kind.amounts, self.config.capacity if self.config else {}, policy)
-            kind.priority = policy.priority
-            kind.use = self.ledger.uses[attempt.requester]
+            capacity = self.config.capacity if self.config else {}
+            self.queue.fit(kind, self.policies[attempt.requester], capacity, self.ledger)
         return kind
+
+    def _touch(self, requester: str) -> None:
+        """What the requester uses changed."""
+        self.queue.touch(requester)
+        self._used.add(requester)
+
+    def lowest_borrower(self) -> tuple[float, int]:
+        """The lowest priority among requesters whose grants could be victims at all, and how many these are.
+
+        They have preemptible grants and use more than their share of some key: nobody else is ever a candidate,
+        but for a request's own requester (section 6).
+        """
+        if self._used:
+            capacity = self.config.capacity if self.config else {}
+            for requester in self._used:
+                self.borrowers.pop(requester, None)
+                if requester in self.holders:
+                    policy, use = self.policies.get(requester), self.ledger.uses[requester]
+                    if self.ledger.borrows(use, policy.reserved if policy else {}, capacity):
+                        self.borrowers[requester] = policy.priority if policy else quota.BELOW_ALL
+            self._used.clear()
+            self._lowest = min(self.borrowers.values(), default=float("inf"))
+        return self._lowest, len(self.borrowers)
 
     def _leave_queue(self, attempt: Attempt) -> None:
         self.queue.remove(attempt)
@@ -158,8 +183,9 @@ class PoolState:
         else:
             self._leave_queue(attempt)
             self.ledger.book(attempt.requester, attempt.amounts, attempt.preemptible)
-            self.queue.touch(attempt.requester)
+            self._touch(attempt.requester)
         self.ledger.hold(attempt.amounts, attempt.preemptible)
+        self._used.add(attempt.requester)
         attempt.state = GRANTED
         attempt.owned = True
         attempt.granted_at = at
@@ -183,7 +209,7 @@ class PoolState:
         attempt = self.attempts[event.id]
         self._leave_queue(attempt)
         self.ledger.book(attempt.requester, attempt.amounts, attempt.preemptible)
-        self.queue.touch(attempt.requester)
+        self._touch(attempt.requester)
         attempt.state = NOMINATED
         attempt.owned = True
         attempt.notice_seq = self.seq
@@ -191,7 +217,7 @@ class PoolState:
 
     def _unbook(self, attempt: Attempt) -> None:
         self.ledger.unbook(attempt.requester, attempt.amounts)
-        self.queue.touch(attempt.requester)
+        self._touch(attempt.requester)
         if attempt.preemptible:
             grants = self.holders[attempt.requester]
             del grants[attempt.id]
@@ -227,11 +253,11 @@ class PoolState:
                 self._unbook(attempt)
             self.preempting.pop(attempt.id, None)
             self.ledger.vacate(attempt.requester, attempt.amounts, attempt.preemptible)
-            self.queue.touch(attempt.requester)
+            self._touch(attempt.requester)
         elif attempt.state == NOMINATED:
             del self.nominated[attempt.id]
             self.ledger.book(attempt.requester, attempt.amounts, attempt.preemptible, -1)
-            self.queue.touch(attempt.requester)
+            self._touch(attempt.requester)
         else:
             self._leave_queue(attempt)
 
@@ -291,6 +317,7 @@ class PoolState:
             self.nominated[attempt.id] = attempt
             return
         self.ledger.hold(attempt.amounts, attempt.preemptible)
+        self._used.add(attempt.requester)
         if attempt.preemptible:
             self.holders.setdefault(attempt.requester, {})[attempt.id] = attempt
         if attempt.state in (PREEMPTING, ENDING):

@@ -12,12 +12,13 @@ The order of the queue:
 
 from __future__ import annotations
 
+import bisect
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ray_pools.core.config_rules import PolicyConfig
-from ray_pools.core.quota import Ledger, Need, Use
+from ray_pools.core.quota import Ledger, Need, Use, need_of
 from ray_pools.core.records import Amounts
 
 QUEUED = "queued"
@@ -89,7 +90,9 @@ class Kind:
     __slots__ = (
         "amounts",
         "need",
+        "oldest_at",
         "owned",
+        "policy_cause",
         "preemptible",
         "priority",
         "rank",
@@ -110,7 +113,10 @@ class Kind:
         self.need: Need | None = None
         self.use: Use = Use()
         self.priority = 0
+        # --- as of the last look at its requester's use, and at its oldest waiter
         self.share = False
+        self.policy_cause: str | None = None
+        self.oldest_at = 0.0
         self.rank: Rank | None = None
 
     def head(self) -> Attempt | None:
@@ -134,8 +140,12 @@ class WaitQueue:
     def __init__(self) -> None:
         self.kinds: dict[tuple[str, Amounts, bool, bool], Kind] = {}
         self._of: dict[str, list[Kind]] = {}
+        # requesters whose use changed, and kinds whose oldest waiter may have
         self._touched: set[str] = set()
+        self._changed: dict[Kind, None] = {}
+        # the kinds that have waiters, in the queue's order, and their ranks beside them
         self._order: list[Kind] = []
+        self._ranks: list[Rank] = []
         self._entries = 0
         self.size = 0
 
@@ -144,6 +154,8 @@ class WaitQueue:
         key = (attempt.requester, attempt.amounts, attempt.preemptible, attempt.owned)
         kind = self.kinds.get(key)
         if kind is None:
+            if len(self.kinds) >= 2 * (len(self._order) + _KINDS_KEPT):
+                self._drop_empty()
             kind = self.kinds[key] = Kind(*key)
             self._of.setdefault(attempt.requester, []).append(kind)
         return kind
@@ -154,7 +166,8 @@ class WaitQueue:
         self._entries += 1
         attempt.entry = self._entries
         heapq.heappush(kind.waiters, (attempt.age, attempt.entry, attempt))
-        self._touched.add(attempt.requester)
+        if kind.rank is None or kind.rank[2] > attempt.age:
+            self._changed[kind] = None
         self.size += 1
         return kind
 
@@ -162,50 +175,67 @@ class WaitQueue:
         """A waiter leaves: it was granted, nominated or ended, or its bid of room stands."""
         if attempt.entry:
             attempt.entry = 0
-            self._touched.add(attempt.requester)
+            kind = self.kind(attempt)
+            if kind.rank is not None and kind.rank[2] == attempt.age:
+                self._changed[kind] = None
             self.size -= 1
 
     def touch(self, requester: str) -> None:
         """What the requester uses changed, and with it which of its waiters are in their share."""
         self._touched.add(requester)
 
-    def refit(self, needs: dict[str, PolicyConfig], need_of: Any, ledger: Ledger) -> None:
+    def refit(self, policies: Mapping[str, PolicyConfig], capacity: Mapping[str, int], ledger: Ledger) -> None:
         """The configuration changed: every kind is judged by new numbers."""
         for kind in self.kinds.values():
-            policy = needs.get(kind.requester)
-            kind.need = need_of(kind.amounts, policy) if policy else None
-            kind.priority = policy.priority if policy else 0
-            kind.use = ledger.uses[kind.requester]
-            self._touched.add(kind.requester)
+            self.fit(kind, policies.get(kind.requester), capacity, ledger)
+
+    def fit(
+        self, kind: Kind, policy: PolicyConfig | None, capacity: Mapping[str, int], ledger: Ledger
+    ) -> None:
+        """Give a kind the numbers that it is judged by."""
+        kind.need = need_of(kind.amounts, capacity, policy) if policy else None
+        kind.priority = policy.priority if policy else 0
+        kind.use = ledger.uses[kind.requester]
+        self._touched.add(kind.requester)
+        self._changed[kind] = None
 
     def ordered(self, ledger: Ledger) -> list[Kind]:
         """The kinds that have waiters, in the order of the queue."""
-        if self._touched:
-            changed = False
+        if self._touched or self._changed:
             for requester in self._touched:
                 for kind in self._of.get(requester, ()):
-                    head = kind.head()
-                    rank: Rank | None = None
-                    if head is not None:
-                        kind.share = kind.need is not None and ledger.in_share(
-                            kind.need, kind.use, kind.preemptible
-                        )
-                        rank = (not kind.share, -kind.priority, head.age)
-                    if rank != kind.rank:
-                        kind.rank = rank
-                        changed = True
+                    need = kind.need
+                    if need is not None:
+                        kind.policy_cause = ledger.policy_cause(need, kind.use, kind.preemptible)
+                        share = ledger.in_share(need, kind.use, kind.preemptible)
+                        if share is not kind.share:
+                            kind.share = share
+                            self._changed[kind] = None
             self._touched.clear()
-            if changed:
-                if len(self.kinds) > _KINDS_KEPT:
-                    self._drop_empty()
-                ranked = [(kind.rank, kind) for kind in self.kinds.values() if kind.rank is not None]
-                ranked.sort(key=_first)
-                self._order = [kind for _, kind in ranked]
+            for kind in self._changed:
+                self._place(kind)
+            self._changed.clear()
         return self._order
+
+    def _place(self, kind: Kind) -> None:
+        """Put a kind where it stands now."""
+        head = kind.head()
+        rank = None if head is None else (not kind.share, -kind.priority, head.age)
+        if rank == kind.rank:
+            return
+        if kind.rank is not None:
+            place = bisect.bisect_left(self._ranks, kind.rank)
+            del self._ranks[place], self._order[place]
+        if rank is not None and head is not None:
+            kind.oldest_at = head.submitted_at
+            place = bisect.bisect_left(self._ranks, rank)
+            self._ranks.insert(place, rank)
+            self._order.insert(place, kind)
+        kind.rank = rank
 
     def _drop_empty(self) -> None:
         """Kinds that nobody waits in any more are only kept while they are few."""
-        self.kinds = {key: kind for key, kind in self.kinds.items() if kind.rank is not None}
+        self.kinds = {key: k for key, k in self.kinds.items() if k.rank is not None or k in self._changed}
         self._of = {}
         for kind in self.kinds.values():
             self._of.setdefault(kind.requester, []).append(kind)
@@ -215,7 +245,3 @@ class WaitQueue:
             for _, entry, attempt in kind.waiters:
                 if attempt.entry == entry:
                     yield attempt
-
-
-def _first(pair: tuple[Rank | None, Kind]) -> Any:
-    return pair[0]

@@ -30,14 +30,23 @@ FOR_CAPACITY = frozenset((WAITING_CAPACITY, AWAITING_PREEMPTION))
 UNMETERED_IF_ABSENT = frozenset(("mcpu", "memory_mb", "step_run"))
 
 
+NO_LIMIT = 1 << 62
+
+# The priority of a requester that has lost its policy (section 6).
+BELOW_ALL = float("-inf")
+
+
 class Item(NamedTuple):
-    """One metered key of a request, with the numbers that it is judged by."""
+    """One metered key of a request: its amount, and the most that may be used beside it for it to fit."""
 
     key: str
     amount: int
-    capacity: int
-    limit: int | None
-    reserved: int
+    # of the pool's capacity, by whoever
+    room: int
+    # of the limit, by its requester (NO_LIMIT: none is set)
+    limit_room: int
+    # of the share, by its requester; negative where the amount alone is more
+    share_room: int
 
 
 Need = tuple[Item, ...]
@@ -121,70 +130,77 @@ class Ledger:
     def in_share(self, need: Need, use: Use, preemptible: bool, *, nominated: bool = False) -> bool:
         """Every amount fits in the requester's headroom (section 4); a nominated request leaves itself out."""
         spent = use.booked if preemptible else use.pinned
-        if nominated:
-            return all(spent[item.key] <= item.reserved for item in need)
-        for key, amount, _, _, reserved in need:
-            if spent[key] + amount > reserved:
+        for key, amount, _, _, share_room in need:
+            if spent[key] - (amount if nominated else 0) > share_room:
                 return False
         return True
 
-    def cause(self, need: Need, use: Use, preemptible: bool) -> str | None:
-        """Why the request can't be granted, or None (section 4): the first line that fails gives the cause."""
+    @staticmethod
+    def policy_cause(need: Need, use: Use, preemptible: bool) -> str | None:
+        """Why its own policy keeps the request waiting, or None: the first two lines of section 4."""
         claimed = use.claimed
-        for key, amount, _, limit, _ in need:
-            if limit is not None and claimed[key] + amount > limit:
+        for key, _, _, limit_room, _ in need:
+            if claimed[key] > limit_room:
                 return AT_LIMIT
         if not preemptible:
-            for key, amount, _, _, reserved in need:
-                if use.pinned[key] + amount > reserved:
+            for key, _, _, _, share_room in need:
+                if use.pinned[key] > share_room:
                     return RESERVED_IN_USE
-        booked = self.booked
-        for key, amount, capacity, _, _ in need:
-            if booked[key] + amount > capacity:
+        return None
+
+    def capacity_cause(self, need: Need) -> str | None:
+        """Why the pool's capacity keeps the request waiting, or None: the third line of section 4."""
+        booked, held, promised = self.booked, self.held, self.promised
+        for key, _, room, _, _ in need:
+            if booked[key] > room:
                 return WAITING_CAPACITY
-        held, promised = self.held, self.promised
-        for key, amount, capacity, _, _ in need:
-            if held[key] + promised[key] + amount > capacity:
+        for key, _, room, _, _ in need:
+            if held[key] + promised[key] > room:
                 return AWAITING_PREEMPTION
         return None
 
+    def cause(self, need: Need, use: Use, preemptible: bool) -> str | None:
+        """Why the request can't be granted, or None (section 4): the first line that fails gives the cause."""
+        return self.policy_cause(need, use, preemptible) or self.capacity_cause(need)
+
     def nominated_cause(self, need: Need, use: Use, preemptible: bool) -> str | None:
         """The same for a nominated request, which is itself booked and claimed: it waits for what is held."""
-        for key, _, _, limit, _ in need:
-            if limit is not None and use.claimed[key] > limit:
+        for key, amount, _, limit_room, _ in need:
+            if use.claimed[key] - amount > limit_room:
                 return AT_LIMIT
-        if not preemptible and any(use.pinned[item.key] > item.reserved for item in need):
+        if not preemptible and any(use.pinned[item.key] - item.amount > item.share_room for item in need):
             return RESERVED_IN_USE
-        for key, amount, capacity, _, _ in need:
-            if self.held[key] + self.promised[key] + amount > capacity:
+        for key, _, room, _, _ in need:
+            if self.held[key] + self.promised[key] > room:
                 return AWAITING_PREEMPTION
         return None
 
     def fits_beside_pinned(self, need: Need) -> bool:
         """It would fit beside what non-preemptible grants hold, so waiting for the rest has a point (section 5)."""
         pinned = self.pinned
-        for key, amount, capacity, _, _ in need:
-            if pinned[key] + amount > capacity:
+        for key, _, room, _, _ in need:
+            if pinned[key] > room:
                 return False
         return True
 
     def short_of_capacity(self, need: Need) -> dict[str, int]:
         """Per key: how much more must be unbooked for the request to fit (section 6)."""
         booked = self.booked
-        return {
-            key: booked[key] + amount - capacity
-            for key, amount, capacity, _, _ in need
-            if booked[key] + amount > capacity
-        }
+        return {key: booked[key] - room for key, _, room, _, _ in need if booked[key] > room}
 
     @staticmethod
     def short_of_limit(need: Need, use: Use) -> dict[str, int]:
         """Per key: how much its requester must have booked less to stay within its limit (section 6)."""
-        return {
-            key: use.booked[key] + amount - limit
-            for key, amount, _, limit, _ in need
-            if limit is not None and use.booked[key] + amount > limit
-        }
+        booked = use.booked
+        return {key: booked[key] - limit_room for key, _, _, limit_room, _ in need if booked[key] > limit_room}
+
+    def borrows(self, use: Use, reserved: Mapping[str, int], capacity: Mapping[str, int]) -> bool:
+        """The requester uses more than its share of some metered key."""
+        booked = use.booked
+        for key in capacity:
+            if booked[key] > reserved.get(key, 0):
+                return True
+        return False
 
 
 def need_of(amounts: Amounts, capacity: Mapping[str, int], policy: PolicyConfig | None) -> Need:
@@ -192,7 +208,13 @@ def need_of(amounts: Amounts, capacity: Mapping[str, int], policy: PolicyConfig 
     limit: Mapping[str, int] = policy.limit if policy else {}
     reserved: Mapping[str, int] = policy.reserved if policy else {}
     return tuple(
-        Item(key, amount, capacity[key], limit.get(key), reserved.get(key, 0))
+        Item(
+            key,
+            amount,
+            capacity[key] - amount,
+            limit[key] - amount if key in limit else NO_LIMIT,
+            reserved.get(key, 0) - amount,
+        )
         for key, amount in amounts
         if key in capacity
     )

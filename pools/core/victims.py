@@ -16,9 +16,7 @@ from typing import NamedTuple
 
 from ray_pools.core.config_rules import PolicyConfig
 from ray_pools.core.queue import Attempt
-from ray_pools.core.quota import Ledger, Need
-
-BELOW_ALL = float("-inf")
+from ray_pools.core.quota import BELOW_ALL, Ledger, Need
 
 # per requester its grants that may be preempted, oldest first
 Holders = Mapping[str, Mapping[str, Attempt]]
