@@ -16,7 +16,7 @@ from ray_pools.core.coordinator import Coordinator, CoordinatorStep
 from ray_pools.core.coordinator_state import FINAL, TAKEN, CoordinatorState, Request
 from ray_pools.core.demand import pool_views
 from ray_pools.core.link import Message
-from ray_pools.errors import PoolsError, Refused
+from ray_pools.errors import PoolsError
 
 # A pool answers a message with its own news. What it did not get to say is said again after this long.
 _RESEND_S = 0.5
@@ -167,19 +167,19 @@ class CoordinatorShell(Shell):
         return Later(lambda: self.view(request))
 
     def _op_renew(self, op: dict[str, Any]) -> dict[str, Any]:
-        renewed, finals, unknown = 0, [], []
+        renewed, finals, unknown, refused = 0, [], [], []
         for id, token in op["items"]:
             request = self.state.requests.get(id)
             if request is None:
                 unknown.append(id)
-                continue
-            self.core.check_token(request, commands.token_hash(token))
-            if request.phase == FINAL:
+            elif request.token != commands.token_hash(token):
+                refused.append(id)
+            elif request.phase == FINAL:
                 finals.append(id)
             else:
                 self.core.renew(request)
                 renewed += 1
-        return {"renewed": renewed, "final": finals, "unknown": unknown}
+        return {"renewed": renewed, "final": finals, "unknown": unknown, "refused": refused}
 
     def _op_get(self, op: dict[str, Any]) -> list[dict[str, Any] | None]:
         found = (self.state.requests.get(id) for id in op["ids"])
@@ -249,6 +249,7 @@ class CoordinatorShell(Shell):
         """A request as the wire shows it (docs/protocol.md, "Wire")."""
         shown = request.shown
         pool = self.state.pools.get(request.owner)
+        grace_s = pool.grace_s if pool is not None else 0.0
         holds = shown in ("allocated", "preempting")
         return {
             "id": request.id,
@@ -266,7 +267,10 @@ class CoordinatorShell(Shell):
             "age": request.age,
             "submitted_at": request.submitted_at,
             "told_at": request.told_at,
-            "grace_s": pool.grace_s if pool is not None else 0.0,
+            "grace_s": grace_s,
+            "grace_left_s": max(0.0, request.told_at + grace_s - self.core.now)
+            if shown == "preempting"
+            else None,
             "causes": request.causes,
             "changed_seq": request.changed_seq,
             "lease_s": request.lease_s,

@@ -64,7 +64,7 @@ class PeerCaller:
             while not self._closed and (message := self._outgoing()) is not None:
                 try:
                     answer = await self._exchange(message)
-                except Exception as error:  # whatever it is, the peer does not have it: say it again
+                except Exception as error:  # noqa: BLE001 - whatever it is, the peer does not have it: say it again
                     log.info("%s does not reach %s: %s", self.me, self.actor_name, error)
                     self._handle = None
                     if self._silent and self._loop.time() - since >= SILENT_AFTER_S:

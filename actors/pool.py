@@ -12,7 +12,7 @@ from ray_pools.core import explain
 from ray_pools.core.link import Message
 from ray_pools.core.pool import Place, Pool, Step, Unplace
 from ray_pools.core.pool_state import PoolState
-from ray_pools.core.queue import HOLDING
+from ray_pools.core.queue import ENDING, HOLDING
 from ray_pools.errors import PoolsError
 
 # The coordinator's own message brings our news back; what it did not is said again after this long.
@@ -42,7 +42,15 @@ class PoolShell(Shell):
         )
         self._configure_placer()
         if self.state.places:
-            self.placer.reconcile({(a.id, a.k) for a in self.state.attempts.values() if a.state in HOLDING})
+            holding = [a for a in self.state.attempts.values() if a.state in HOLDING]
+            self.placer.reconcile(
+                {(a.id, a.k) for a in holding},
+                {
+                    (a.id, a.k): a.placed
+                    for a in holding
+                    if a.state != ENDING and a.placed and a.placed.get("pg")
+                },
+            )
         self.schedule_turn()
 
     # --- the core

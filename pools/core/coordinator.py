@@ -8,15 +8,15 @@ changed nothing. Soft state lives here and dies with the process: leases, and wh
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ray_pools.core import records as ev
-from ray_pools.core.config_rules import PolicyConfig, PoolConfig, check_config
+from ray_pools.core.changes import merge
 from ray_pools.core.coordinator_state import FINAL, OPEN, TAKEN, CoordinatorState, Request
 from ray_pools.core.link import Link, Message
-from ray_pools.core.pool import NO, PREEMPT, ROOM
-from ray_pools.errors import BadInput, Refused
+from ray_pools.core.walk import NO, PREEMPT, ROOM
+from ray_pools.errors import Refused
 
 RETENTION_S = 7 * 24 * 3600.0
 # After a pool gave a grant back because its group did not come up, it is tried again after 30 s, 60 s, ... 960 s.
@@ -457,29 +457,7 @@ class Coordinator:
             Refused: there is no such pool or policy to take away.
         """
         state = self.state
-        pools = dict(state.pools)
-        policies = {(p.requester, p.pool): p for of in state.policies.values() for p in of.values()}
-        wire: list[list[Any]] = []
-        for kind, *rest in changes:
-            if kind == "pool":
-                pools[rest[0].name] = rest[0]
-                wire.append(["pool", rest[0].to_wire(), rest[1]])
-            elif kind == "policy":
-                policies[rest[0].requester, rest[0].pool] = rest[0]
-                wire.append(["policy", rest[0].to_wire()])
-            elif kind == "unpool":
-                if pools.pop(rest[0], None) is None:
-                    raise Refused("unknown_pool", f"there is no pool {rest[0]!r}", {"pool": rest[0]})
-                policies = {key: p for key, p in policies.items() if key[1] != rest[0]}
-                wire.append(["unpool", rest[0]])
-            else:
-                if policies.pop((rest[0], rest[1]), None) is None:
-                    raise Refused(
-                        "unknown_policy", f"requester {rest[0]!r} has no policy on pool {rest[1]!r}"
-                    )
-                wire.append(["unpolicy", *rest])
-        raise_first(pools, policies.values())
-        self._emit(ev.Changed(state.version + 1, wire))
+        self._emit(ev.Changed(state.version + 1, merge(state, changes)))
         for pool, seq in state.configured.items():
             if seq == state.seq:
                 self._link(pool).note("", seq)
@@ -501,11 +479,3 @@ class Coordinator:
                     self._emit_for(request, ev.Asked(request.id, request.k, "yield"))
                 elif not request.told and pools != (request.owner,):
                     self._emit_for(request, ev.Asked(request.id, request.k, "give"))
-
-
-def raise_first(pools: Mapping[str, PoolConfig], policies: Iterable[PolicyConfig]) -> None:
-    """Raises BadInput for the first broken rule of section 9."""
-    problems = check_config(pools, policies)
-    if problems:
-        first = problems[0]
-        raise BadInput(first.field, first.value, first.expected)

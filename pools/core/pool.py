@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ray_pools.core import quota
 from ray_pools.core import records as ev
+from ray_pools.core import walk
 from ray_pools.core.link import Link, Message
 from ray_pools.core.pool_state import PoolState
-from ray_pools.core.queue import ENDED, ENDING, GRANTED, NOMINATED, PREEMPTING, QUEUED, Attempt, Kind
-from ray_pools.core.victims import Asker, find_victims
-
-ROOM = "room"
-PREEMPT = "preempt"
-NO = "no"
+from ray_pools.core.queue import ENDED, ENDING, GRANTED, NOMINATED, PREEMPTING, QUEUED, Attempt
+from ray_pools.core.walk import NO, PREEMPT, ROOM
 
 # A peer event is logged alone, without other events of the turn, only when this much was heard since the last.
 _PEER_EVERY = 1000
@@ -73,7 +69,7 @@ class Pool:
         self._needs_walk = True
         # --- soft: after a restart each victim has its full grace again, and every bid is made anew
         grace_s = state.config.grace_s if state.config else 0.0
-        self.deadlines: dict[str, float] = {id: self.now + grace_s for id in state.preempting}
+        self.deadlines: dict[str, float] = dict.fromkeys(state.preempting, self.now + grace_s)
         self.bids: dict[str, Bid] = {}
         self.bid_number = 0
         # bids that this run of the coordinator does not have yet: id -> number, ascending
@@ -233,7 +229,7 @@ class Pool:
         elif attempt.k > k or attempt.state != QUEUED:
             return
         self._forget_bid(id)
-        answer, victims = self.judge(attempt, held_back_too=promised)
+        answer, victims = self.judge(attempt, promised=promised)
         if answer == NO:
             self._end(attempt, "returned", "it could no longer be run here")
         else:
@@ -352,130 +348,18 @@ class Pool:
 
     # --- the walk (docs/rules.md section 5)
 
-    def _open_kinds(self) -> Iterator[tuple[Kind, str | None]]:
-        """The kinds in the queue's order that are not held back, each with its cause.
-
-        One that waits for capacity, and would fit beside what can't be preempted, holds back those behind it: in its
-        share, all that are not in theirs; else all, in a strict pool or once it starves.
-        """
-        state = self.state
-        ledger, config = state.ledger, state.config
-        if config is None:
-            return
-        strict = config.queueing == "strict"
-        starved_before = self.now - config.starvation_after_s
-        pinned = any(ledger.pinned.values())
-        borrowers_held = False
-        for kind in state.queue.ordered(ledger):
-            if borrowers_held and not kind.share:
-                return
-            need = kind.need
-            if need is None:
-                continue
-            cause = kind.policy_cause
-            if cause is not None:
-                yield kind, cause
-                continue
-            cause = ledger.capacity_cause(need)
-            yield kind, cause
-            if cause is not None and not (pinned and not ledger.fits_beside_pinned(need)):
-                if kind.share:
-                    borrowers_held = True
-                elif strict or kind.oldest_at <= starved_before:
-                    return
-
-    def _holds_all(self, head: Attempt | None) -> bool:
-        """Whether one that waits for capacity outside its share holds back all behind it."""
-        config = self.state.config
-        if config is None or head is None:
-            return False
-        return config.queueing == "strict" or head.submitted_at <= self.now - config.starvation_after_s
-
-    def _victims(self, kind: Kind, cause: str | None) -> list[Attempt]:
-        """The victims that would make the kind's oldest waiter fit (section 6)."""
-        state = self.state
-        takes_back = kind.share and not kind.preemptible  # from its requester's own work, at its limit too
-        if kind.need is None or not (cause == quota.WAITING_CAPACITY or (takes_back and cause == quota.AT_LIMIT)):
-            return []
-        if not takes_back:  # a quick no: nobody borrows whom it could stop
-            lowest, borrowers = state.lowest_borrower()
-            if not borrowers or not (kind.share or kind.priority > lowest):
-                return []
-        asker = Asker(kind.requester, kind.need, kind.preemptible, kind.share, kind.priority)
-        min_runtime_s = state.config.min_runtime_s if state.config else 0.0
-        return find_victims(state.ledger, state.holders, state.policies, asker, self.now, min_runtime_s)
-
     def first_grant(self) -> Attempt | None:
         """The first in the queue's order that can be granted."""
-        return self._first()[0]
+        return walk.first(self.state, self.now)[0]
 
     def first_preemption(self) -> tuple[Attempt, list[Attempt]] | None:
         """The first in the queue's order that fits once others are stopped, and these; nothing can be granted."""
-        attempt, asking = self._first()
-        return None if attempt is not None else self._first_of(asking)
+        attempt, asking = walk.first(self.state, self.now)
+        return None if attempt is not None else walk.first_preemption(self.state, self.now, asking)
 
-    def _first(self) -> tuple[Attempt | None, list[tuple[Kind, str]]]:
-        """The first that can be granted; if there is none, all that are neither held back nor granted, in order."""
-        state = self.state
-        if state.nominated:
-            for attempt in self._nominated_in_order():
-                use = state.ledger.uses[attempt.requester]
-                if state.ledger.nominated_cause(state.need(attempt), use, attempt.preemptible) is None:
-                    return attempt, []
-        asking: list[tuple[Kind, str]] = []
-        for kind, cause in self._open_kinds():
-            if cause is None:
-                return kind.head(), []
-            asking.append((kind, cause))
-        return None, asking
-
-    def _first_of(self, asking: list[tuple[Kind, str]]) -> tuple[Attempt, list[Attempt]] | None:
-        for kind, cause in asking:
-            victims = self._victims(kind, cause)
-            head = kind.head() if victims else None
-            if head is not None:
-                return head, victims
-        return None
-
-    def _nominated_in_order(self) -> list[Attempt]:
-        nominated = self.state.nominated
-        if len(nominated) == 1:
-            return list(nominated.values())
-        return [a for a in self.state.in_order() if a.state == NOMINATED]
-
-    def judge(self, attempt: Attempt, *, held_back_too: bool = False) -> tuple[str, list[Attempt] | None]:
-        """What the pool could do for one waiter right now: its answer, and for `preempt` the victims.
-
-        `held_back_too`: room was promised to it before, so that what came to stand before it does not count.
-        """
-        state = self.state
-        if attempt.id in state.paused:
-            return NO, None
-        mine = state.queue.kind(attempt)
-        if held_back_too and mine.need is not None:
-            if state.ledger.cause(mine.need, mine.use, mine.preemptible) is None:
-                return ROOM, None
-        for kind, cause in self._open_kinds():
-            if kind is not mine or mine.need is None:
-                continue
-            if cause is None:
-                return ROOM, None
-            head = kind.head()
-            behind = head is not attempt and not kind.share and cause in quota.FOR_CAPACITY
-            if behind and self._holds_all(head) and state.ledger.fits_beside_pinned(mine.need):
-                return NO, None
-            victims = self._victims(kind, cause)
-            return (PREEMPT, victims) if victims else (NO, None)
-        return NO, None
-
-    def run(self, attempt: Attempt) -> None:
-        """Start a waiter that this pool owns, as `judge` finds it now; nothing where it can't be."""
-        if attempt.state == NOMINATED:
-            self.start(attempt, None)
-            return
-        answer, victims = self.judge(attempt)
-        if answer != NO:
-            self.start(attempt, victims)
+    def judge(self, attempt: Attempt, *, promised: bool = False) -> tuple[str, list[Attempt] | None]:
+        """What the pool could do for one waiter right now: its answer, and for `preempt` the victims."""
+        return walk.judge(self.state, self.now, attempt, promised=promised)
 
     def walk(self) -> None:
         """All that this pool can decide by itself: grant and preempt what it owns, bid for the rest."""
@@ -483,9 +367,9 @@ class Pool:
             return
         bidder: Attempt | None = None
         while True:
-            attempt, asking = self._first()
+            attempt, asking = walk.first(self.state, self.now)
             if attempt is None:
-                found = self._first_of(asking)
+                found = walk.first_preemption(self.state, self.now, asking)
                 if found is None:
                     break
                 attempt, victims = found

@@ -184,7 +184,9 @@ class WaitQueue:
         """What the requester uses changed, and with it which of its waiters are in their share."""
         self._touched.add(requester)
 
-    def refit(self, policies: Mapping[str, PolicyConfig], capacity: Mapping[str, int], ledger: Ledger) -> None:
+    def refit(
+        self, policies: Mapping[str, PolicyConfig], capacity: Mapping[str, int], ledger: Ledger
+    ) -> None:
         """The configuration changed: every kind is judged by new numbers."""
         for kind in self.kinds.values():
             self.fit(kind, policies.get(kind.requester), capacity, ledger)

@@ -192,7 +192,9 @@ class Ledger:
     def short_of_limit(need: Need, use: Use) -> dict[str, int]:
         """Per key: how much its requester must have booked less to stay within its limit (section 6)."""
         booked = use.booked
-        return {key: booked[key] - limit_room for key, _, _, limit_room, _ in need if booked[key] > limit_room}
+        return {
+            key: booked[key] - limit_room for key, _, _, limit_room, _ in need if booked[key] > limit_room
+        }
 
     def borrows(self, use: Use, reserved: Mapping[str, int], capacity: Mapping[str, int]) -> bool:
         """The requester uses more than its share of some metered key."""

@@ -12,8 +12,9 @@ from typing import Any
 
 from ray_pools.core import explain
 from ray_pools.core import records as ev
+from ray_pools.core.changes import raise_first
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
-from ray_pools.core.coordinator import Coordinator, raise_first
+from ray_pools.core.coordinator import Coordinator
 from ray_pools.core.coordinator_state import FINAL, CoordinatorState
 from ray_pools.core.pool import Pool
 from ray_pools.core.pool_state import PoolState
@@ -189,11 +190,11 @@ class System:
         """Time passes, and stops wherever it changes something."""
         until = self.now + seconds
         while True:
-            times = [
-                at
-                for core in (self.coordinator, *self.pools.values())
-                if (at := core.next_event_at()) is not None
+            asked = [
+                self.coordinator.next_event_at(),
+                *(pool.next_event_at() for pool in self.pools.values()),
             ]
+            times = [at for at in asked if at is not None]
             if not times or min(times) > until:
                 break
             self.now = max(self.now, min(times))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ray_pools.core.config_rules import PolicyConfig
@@ -19,7 +19,7 @@ from ray_pools.core.queue import Attempt
 from ray_pools.core.quota import BELOW_ALL, Ledger, Need
 
 # per requester its grants that may be preempted, oldest first
-Holders = Mapping[str, Mapping[str, Attempt]]
+Holders = Mapping[str, dict[str, Attempt]]
 
 
 class Asker(NamedTuple):
@@ -85,9 +85,9 @@ def _groups(
     policies: Mapping[str, PolicyConfig],
     asker: Asker,
     short: Mapping[str, int],
-) -> dict[float, list[Mapping[str, Attempt]]]:
+) -> dict[float, list[dict[str, Attempt]]]:
     """Candidates by their requester's priority: only of requesters that borrow a short key and may be asked."""
-    groups: dict[float, list[Mapping[str, Attempt]]] = {}
+    groups: dict[float, list[dict[str, Attempt]]] = {}
     asked = {item.key: item.amount for item in asker.need}
     for requester, grants in holders.items():
         policy = policies.get(requester)
@@ -111,7 +111,7 @@ def _groups(
 
 
 def _enough(
-    ledger: Ledger, groups: Mapping[float, list[Mapping[str, Attempt]]], short: Mapping[str, int]
+    ledger: Ledger, groups: Mapping[float, list[dict[str, Attempt]]], short: Mapping[str, int]
 ) -> bool:
     """A quick no: even all that the candidates' requesters have booked would not cover what is short."""
     for key, lack in short.items():
@@ -126,19 +126,19 @@ def _enough(
 
 
 def _in_order(
-    groups: Mapping[float, list[Mapping[str, Attempt]]], asker: Asker, now: float, min_runtime_s: float
+    groups: Mapping[float, list[dict[str, Attempt]]], asker: Asker, now: float, min_runtime_s: float
 ) -> Iterator[Attempt]:
     for priority in sorted(groups):
         own = [g for g in groups[priority] if next(iter(g.values())).requester == asker.requester]
         for grants in own:  # no shield against one's own requester
             yield from reversed(grants.values())
-        others = [_ripe(g.values(), now, min_runtime_s) for g in groups[priority] if g not in own]
+        others = [_ripe(g, now, min_runtime_s) for g in groups[priority] if g not in own]
         yield from others[0] if len(others) == 1 else heapq.merge(*others, key=_newest_first)
 
 
-def _ripe(grants: Iterable[Attempt], now: float, min_runtime_s: float) -> Iterator[Attempt]:
+def _ripe(grants: dict[str, Attempt], now: float, min_runtime_s: float) -> Iterator[Attempt]:
     """Newest first, without those that have not run for `min_runtime_s` yet."""
-    for grant in reversed(grants):  # type: ignore[call-overload]
+    for grant in reversed(grants.values()):
         if now >= grant.granted_at + min_runtime_s:
             yield grant
 
