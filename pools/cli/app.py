@@ -35,7 +35,7 @@ class Failed(click.ClickException):
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc, unused-ignore]  # of the class only, says click
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"pools: error: {self.message}", file=file or sys.stderr)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -122,6 +124,24 @@ def keep_ray_quiet() -> None:
         return
     warnings.simplefilter("ignore")
     os.environ.setdefault("RAY_LOG_TO_DRIVER", "0")
+    for name in ("stdout", "stderr"):
+        if not isinstance(getattr(sys, name), _WithoutRay):
+            setattr(sys, name, _WithoutRay(getattr(sys, name)))
+
+
+class _WithoutRay:
+    """A stream that drops what Ray's own threads print: its error listener writes to stdout, whatever it is told."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        if threading.current_thread().name.startswith("ray_"):
+            return len(text)
+        return int(self._stream.write(text))
 
 
 def connect_ray(address: str | None) -> None:

@@ -132,7 +132,7 @@ def _with_namespace(namespace: str) -> str:
 
 @click.command()
 @click.option(
-    "--force", is_flag=True, help="Although grants are held: their work goes on in nobody's account."
+    "--force", is_flag=True, help="Although grants are held. They stay so, and `up` finds them again."
 )
 @click.option("--local", is_flag=True, help="Stop the local cluster too, whatever else runs in it.")
 @cluster_options

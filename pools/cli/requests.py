@@ -12,6 +12,7 @@ import click
 
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import amounts_text, print_json, print_table, progress
+from ray_pools.cli.tokens import token_of
 from ray_pools.errors import BadInput, PoolsError, SlotError, Unreachable, WaitTimeout
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def submit(
             lease_s=lease,
             placement=placement,
             id=request_id,
+            token=token_of(namespace, request_id) if request_id is not None else None,
         )
         problem: PoolsError | None = None
         try:
@@ -134,6 +136,7 @@ def _wait(ticket: Ticket, timeout_s: float | None) -> None:
                         f"request {ticket.id!r} is {ticket.state} after {timeout_s:g} s and waits on:"
                         f" `pools cancel {ticket.id}` ends it"
                     ) from None
+                ticket.status()  # one that another process submitted is not pushed to this one
                 if live:
                     click.echo(f"\r\x1b[2K{waiting_text(ticket)[:78]}", err=True, nl=False)
     finally:
@@ -157,16 +160,16 @@ def waiting_text(ticket: Ticket) -> str:
     return f"{ticket.state}: " + "; ".join(parts)
 
 
-def state_text(view: dict[str, Any]) -> str:
+def state_text(view: dict[str, Any], causes: bool = True) -> str:
     """`allocated in a100, placing`, `rejected (a100: too_large)`."""
     text = str(view["state"])
-    if view["pool"]:
+    if view["state"] in ("allocated", "preempting"):
         text += f" in {view['pool']}"
     elif view["state"] == "queued" and view.get("pools"):
         text += f" in {', '.join(view['pools'])}"
     if view["state"] == "allocated" and not view.get("ready"):
         text += ", placing"
-    if view.get("causes") and view["state"] == "rejected":
+    if causes and view.get("causes") and view["state"] == "rejected":
         text += " (" + ", ".join(f"{pool}: {cause}" for pool, cause in sorted(view["causes"].items())) + ")"
     return text
 
@@ -247,8 +250,8 @@ def requests(
             (
                 view["id"],
                 view["requester"],
-                state_text(dict(view)),
-                amounts_text(view["amounts"]),
+                state_text(dict(view), causes=False),
+                amounts_text({key: n for key, n in view["amounts"].items() if key != "step_run"}),
                 datetime.fromtimestamp(view["submitted_at"]).strftime("%m-%d %H:%M:%S"),
             )
             for view in views

@@ -83,10 +83,11 @@ def requester_rows(name: str, said: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def prewarm_text(prewarm: dict[str, Any] | None) -> str:
-    """One line on what the autoscaler is asked for."""
+    """One line on what the autoscaler is asked for, use included."""
     if not prewarm:
         return "prewarming: off"
-    error = prewarm.get("error")
-    if error:
-        return f"prewarming: failing: {error}"
-    return "prewarming: " + ", ".join(f"{key} {value}" for key, value in prewarm.items() if key != "error")
+    if prewarm.get("error"):
+        return f"prewarming: failing: {prewarm['error']}"
+    wanted = ", ".join(f"{pool} {said['gpus']:g} GPUs" for pool, said in prewarm["wanted"].items())
+    autoscaler = prewarm.get("autoscaler") or "none that answers"
+    return f"prewarming: {wanted or 'nothing wanted'} (autoscaler: {autoscaler})"
