@@ -18,8 +18,6 @@ from ray_pools.core.demand import pool_views
 from ray_pools.core.link import Message
 from ray_pools.errors import PoolsError
 
-# A pool answers a message with its own news. What it did not get to say is said again after this long.
-_RESEND_S = 0.5
 _PREWARM_EVERY_S = 0.2
 _FORGET_EVERY_S = 60.0
 _LIST_MAX = 10_000
@@ -53,7 +51,7 @@ class CoordinatorShell(Shell):
         return CoordinatorState.load(dumped) if dumped else CoordinatorState()
 
     def new_core(self, state: CoordinatorState) -> Coordinator:
-        return Coordinator(state, self.epoch, 0.0)
+        return Coordinator(state, self.epoch, self.clock.now())
 
     def settle(self) -> None:
         self.core.tick()
@@ -73,6 +71,9 @@ class CoordinatorShell(Shell):
                 self._peer(pool).poke()
         if step.events:
             self._prewarm_soon()
+
+    def has_news(self) -> bool:
+        return any(self.core.has_news(pool) for pool in self.state.pools)
 
     def _peer(self, pool: str) -> PeerCaller:
         peer = self._peers.get(pool)

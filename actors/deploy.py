@@ -46,29 +46,6 @@ def empty_directory() -> Iterator[None]:
             os.chdir(before or "/")
 
 
-def join_cluster(address: str | None, namespace: str) -> None:
-    """Connect this process to a running Ray cluster; `address` None: RAY_ADDRESS, or the one on this machine.
-
-    Raises:
-        Unreachable: there is none.
-    """
-    if ray.is_initialized():
-        return
-    try:
-        ray.init(
-            address=address or os.environ.get("RAY_ADDRESS") or "auto",
-            namespace=namespace,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        shown = address or os.environ.get("RAY_ADDRESS") or "this machine"
-        raise Unreachable(
-            f"no Ray cluster answers at {shown} ({str(error).splitlines()[0][:120]}): start one with"
-            " `ray start --head`, or use `pools up --local`"
-        ) from None
-
-
 def _pinned(actor_class: Any, name: str, namespace: str) -> Any:
     """Made once: on the head, without a CPU of its own, restarted for ever."""
     return ray.remote(actor_class).options(
@@ -106,7 +83,7 @@ def up(
 ) -> dict[str, Any]:
     """Make what is missing of coordinator and pools, and bring them to this configuration, all of it or nothing.
 
-    Call inside `empty_directory`, joined to the cluster. Safe to repeat.
+    Call inside `empty_directory`, connected to the cluster. Safe to repeat.
 
     Raises:
         BadInput: the configuration breaks a rule; nothing has changed.

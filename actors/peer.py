@@ -14,7 +14,7 @@ from ray_pools.core.link import Message
 
 log = logging.getLogger("ray_pools")
 
-_CALL_TIMEOUT_S = 30.0
+_CALL_TIMEOUT_S = 10.0
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.05, 1.0
 # After this long without an answer, others stop waiting for it.
 SILENT_AFTER_S = 5.0
@@ -39,6 +39,8 @@ class PeerCaller:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        # why the peer does not have our news, as far as known; shown in status
+        self.trouble = ""
 
     def poke(self, delay_s: float = 0.0) -> None:
         """There is news: tell it now, or after a delay unless it is known by then."""
@@ -67,11 +69,13 @@ class PeerCaller:
                 except Exception as error:  # noqa: BLE001 - whatever it is, the peer does not have it: say it again
                     log.info("%s does not reach %s: %s", self.me, self.actor_name, error)
                     self._handle = None
+                    self.trouble = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
                     if self._silent and self._loop.time() - since >= SILENT_AFTER_S:
                         self._silent()
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
                     continue
+                self.trouble = ""
                 backoff_s, since = _BACKOFF_FIRST_S, self._loop.time()
                 await self._incoming(answer)
         finally:

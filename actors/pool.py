@@ -16,7 +16,7 @@ from ray_pools.core.queue import ENDING, HOLDING
 from ray_pools.errors import PoolsError
 
 # The coordinator's own message brings our news back; what it did not is said again after this long.
-_RESEND_S = 0.5
+RESEND_S = 0.5
 _QUEUE_SHOWN = 100
 
 
@@ -30,6 +30,7 @@ class PoolShell(Shell):
         self.pool = pool
         self.namespace = namespace
         self._answered = False
+        self._resend_s = float(options.get("resend_s", RESEND_S))
         self._placement: Any = None
         self.placer = Placer(namespace, pool, self._post)
         super().__init__("pool:" + pool, store_address, options.get("clock", "wall"))
@@ -59,7 +60,7 @@ class PoolShell(Shell):
         return PoolState.load(dumped) if dumped else PoolState()
 
     def new_core(self, state: PoolState) -> Pool:
-        return Pool(self.pool, state, self.epoch, 0.0)
+        return Pool(self.pool, state, self.epoch, self.clock.now())
 
     def settle(self) -> None:
         self.core.tick()
@@ -73,8 +74,11 @@ class PoolShell(Shell):
             elif isinstance(effect, Unplace):
                 self.placer.unplace(effect.id, effect.k)
         if self.core.has_news:
-            self.coordinator.poke(_RESEND_S if self._answered else 0.0)
+            self.coordinator.poke(self._resend_s if self._answered else 0.0)
         self._answered = False
+
+    def has_news(self) -> bool:
+        return self.core.has_news
 
     def _configure_placer(self) -> None:
         placement = self.state.config.placement if self.state.config else None
@@ -123,7 +127,12 @@ class PoolShell(Shell):
         return found
 
     def _op_status(self, op: dict[str, Any]) -> dict[str, Any]:
-        return {**explain.pool_status(self.core, _QUEUE_SHOWN), "epoch": self.epoch, "seq": self.state.seq}
+        return {
+            **explain.pool_status(self.core, int(op.get("queue_limit", _QUEUE_SHOWN))),
+            "epoch": self.epoch,
+            "seq": self.state.seq,
+            "trouble": self.coordinator.trouble,
+        }
 
 
 class PoolActor:

@@ -92,15 +92,19 @@ class Shell:
             "ping": self._op_ping,
             "digest": self._op_digest,
             "clock": self._op_clock,
+            "quiet": self._op_quiet,
             **self.operations(),
         }
+        # for scenarios: time and walks wait until everybody's clock is set
+        self.held_still = False
         self._inbox: list[Command] = []
         self._turn_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._on_final: dict[str, list[tuple[Command, int]]] = {}
         self._snapshot_seq = 0
-        self.state, self.core = self._rebuild()
+        self.state = self._folded()
         self.clock = make_clock(clock, self.state.clock)
+        self.core = self.new_core(self.state)
 
     # --- what a subclass says
 
@@ -131,14 +135,14 @@ class Shell:
 
     # --- the log
 
-    def _rebuild(self) -> tuple[Any, Any]:
-        """The core as its log tells it."""
+    def _folded(self) -> Any:
+        """The state as the log tells it."""
         snapshot = self.store.latest_snapshot()
         state = self.new_state(msgpack.unpackb(snapshot.state, strict_map_key=False) if snapshot else None)
         self._snapshot_seq = state.seq
         for row in self.store.read(state.seq + 1):
             state.apply(ev.unpack(row.body), row.at)
-        return state, self.new_core(state)
+        return state
 
     def _persist(self, events: Sequence[Any], before: int) -> None:
         at = self.core.now
@@ -183,21 +187,22 @@ class Shell:
     def _turn(self) -> None:
         self._turn_scheduled = False
         batch, self._inbox = self._inbox, []
-        before = self.state.seq
+        before, soft = self.state.seq, self.core.soft()
         self.core.set_time(self.clock.now())
         results: list[tuple[Command, int, Any]] = []
         try:
             for command in batch:
                 for index, op in enumerate(command.ops):
                     results.append((command, index, self._carry_out(op)))
-            self.settle()
+            if not self.held_still:
+                self.settle()
             step = self.core.take_step()
             if step.events:
                 self._persist(step.events, before)
         except Exception as error:  # a turn is all or nothing, whatever went wrong in it
             if not isinstance(error, AppendFailed):
                 log.exception("%s: a turn failed and is undone", self.name)
-            self._undo(batch, error)
+            self._undo(batch, error, soft)
             return
         for command, index, result in results:
             if isinstance(result, Deferred):
@@ -220,15 +225,16 @@ class Shell:
                 return BadInput(str(error.args[0]), None, f"operation {op['op']!r} needs it")
             raise
 
-    def _undo(self, batch: Sequence[Command], error: Exception) -> None:
+    def _undo(self, batch: Sequence[Command], error: Exception, soft: Any) -> None:
         """Nothing of the turn happened: the core is what the log says, and every caller gets the error."""
         shown = (
             error
             if isinstance(error, PoolsError)
             else Refused("internal", f"{type(error).__name__}: {error}")
         )
-        self.state, self.core = self._rebuild()
-        self.core.set_time(self.clock.now())
+        self.state = self._folded()
+        failed, self.core = self.core, self.new_core(self.state)
+        self.core.resume(soft, failed)  # peers know what they were told before: the epoch goes on
         for command in batch:
             for index, result in enumerate(command.results):
                 if result is None:
@@ -280,9 +286,17 @@ class Shell:
     def _op_digest(self, op: dict[str, Any]) -> Later:
         return Later(lambda: {"seq": self.state.seq, "digest": self.state.digest()})
 
-    def _op_clock(self, op: dict[str, Any]) -> dict[str, Any]:
+    def _op_clock(self, op: dict[str, Any]) -> Later:
         if not isinstance(self.clock, ManualClock):
             raise Refused("wall_clock", f"{self.name} goes by the wall clock, which nobody sets")
         self.clock.set(float(op["now"]))
         self.core.set_time(self.clock.now())
-        return {"now": self.clock.now(), "next": self.core.next_event_at()}
+        self.held_still = bool(op.get("hold", False))
+        return Later(lambda: {"now": self.clock.now(), "next": self.core.next_event_at()})
+
+    def has_news(self) -> bool:
+        """Somebody must still be told something, or has not acknowledged it."""
+        raise NotImplementedError
+
+    def _op_quiet(self, op: dict[str, Any]) -> Later:
+        return Later(lambda: {"seq": self.state.seq, "quiet": not self.has_news(), "epoch": self.epoch})

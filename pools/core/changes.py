@@ -32,6 +32,11 @@ def merge(state: CoordinatorState, changes: Sequence[Sequence[Any]]) -> list[lis
         elif kind == "unpool":
             if pools.pop(rest[0], None) is None:
                 raise Refused("unknown_pool", f"there is no pool {rest[0]!r}", {"pool": rest[0]})
+            using = [r.id for r in state.waiting_or_holding.values() if rest[0] in (r.owner, *r.pools)]
+            if using:
+                raise Refused(
+                    "in_use", f"pool {rest[0]!r} is in use by {len(using)} requests, {using[0]!r} first"
+                )
             policies = {key: p for key, p in policies.items() if key[1] != rest[0]}
             wire.append(["unpool", rest[0]])
         else:

@@ -55,6 +55,8 @@ class Coordinator:
             self._start_lease(request)
         # pool -> (its epoch, number of its newest bid) as worked in by this run
         self.bids_seen: dict[str, tuple[int, int]] = {}
+        # pools that speak to this run of the coordinator: the others may not know that their bids are gone (R3)
+        self.greeted: set[str] = set()
         # pools that can't be reached: their answer counts as no
         self.silent: set[str] = set()
 
@@ -107,6 +109,26 @@ class Coordinator:
         step = CoordinatorStep(self.events, list(self.touched))
         self.events, self.touched = [], {}
         return step
+
+    def soft(self) -> dict[str, tuple[int, int, int, int]]:
+        """How far each link is: what a turn that fails must not move."""
+        return {name: (link.epoch, link.head, link.heard, link.acked) for name, link in self.links.items()}
+
+    def resume(self, soft: dict[str, tuple[int, int, int, int]], before: Coordinator) -> None:
+        """Go on in the same epoch after a turn that failed: `soft` is of its start, `before` the core that failed."""
+        for name, (epoch, head, heard, acked) in soft.items():
+            if name in self.state.pools:
+                link = self._link(name)
+                link.epoch, link.head, link.heard, link.acked = epoch, head, heard, acked
+                self._rebuild(name)
+        self.bids_seen, self.greeted, self.silent = before.bids_seen, before.greeted, before.silent
+        for id, request in self.state.waiting_or_holding.items():
+            failed = before.state.requests.get(id)
+            if failed is not None and (failed.k, failed.phase) == (request.k, request.phase) == (
+                request.k,
+                OPEN,
+            ):
+                request.answers = failed.answers
 
     # --- requests
 
@@ -292,6 +314,11 @@ class Coordinator:
         self.silent.discard(pool)
         for _, id, k, told, detail in items:
             self._told(pool, id, k, told, detail)
+        if message.to_epoch == self.epoch:  # else these bids were made to another run, and will be made again
+            self.greeted.add(pool)
+            self._bids(pool, message)
+
+    def _bids(self, pool: str, message: Message) -> None:
         epoch, newest = self.bids_seen.get(pool, (0, 0))
         if message.epoch > epoch:
             newest = 0
@@ -346,7 +373,15 @@ class Coordinator:
 
     def has_news(self, pool: str) -> bool:
         """There is something that the pool was not told, or did not acknowledge."""
-        return bool(self._link(pool).index)
+        return bool(self._link(pool).index) or pool not in self.greeted
+
+    def unanswered(self) -> set[str]:
+        """Pools whose answer some open attempt waits for: they must be reachable, or count as silent."""
+        found: set[str] = set()
+        for request in self.state.waiting_or_holding.values():
+            if request.phase == OPEN:
+                found.update(p for p in request.pools if p not in request.answers and p not in self.silent)
+        return found
 
     @staticmethod
     def _directive(request: Request, pool: str, seq: int) -> list[Any]:
@@ -380,9 +415,13 @@ class Coordinator:
     def _attempt_ended(self, request: Request, how: str, why: str) -> None:
         """Its attempt is over and durable at its pool: the next one opens, or the request is final (section 8)."""
         if request.asked:
+            held = request.told in ("granted", "placed", "preempting") or how in (
+                "released",
+                "expired",
+                "stopped",
+            )
             asked = {"release": "released", "cancel": "cancelled", "expire": "expired"}[request.asked]
-            holds_no_more = how in ("released", "cancelled", "expired")
-            self._finish(request, how if holds_no_more else asked if how == "stopped" else "cancelled")
+            self._finish(request, asked if held else "cancelled")
         elif how == "stopped":
             if request.retries > 0:
                 self._reopen(request, request.retries - 1)
@@ -402,15 +441,14 @@ class Coordinator:
             self._finish(request, "rejected", causes)
             return
         not_before = {p: at for p, at in request.not_before.items() if p in pools}
+        pauses = {p: n for p, n in request.pauses.items() if p in pools}
         if paused in pools:
-            failures = min(self._pauses(request, paused), PAUSE_DOUBLINGS_MAX)
-            not_before[paused] = self.now + PAUSE_FIRST_S * 2**failures
-        self._emit_for(request, ev.Opened(request.id, request.k + 1, list(pools), not_before, retries))
-
-    @staticmethod
-    def _pauses(request: Request, pool: str) -> int:
-        """How often the pool gave it back before: each time it did, an attempt more."""
-        return request.k if pool in request.not_before else 0
+            pauses[paused] = pauses.get(paused, 0) + 1
+            doublings = min(pauses[paused] - 1, PAUSE_DOUBLINGS_MAX)
+            not_before[paused] = self.now + PAUSE_FIRST_S * 2**doublings
+        self._emit_for(
+            request, ev.Opened(request.id, request.k + 1, list(pools), not_before, pauses, retries)
+        )
 
     # --- which pool (section 7)
 
@@ -419,7 +457,7 @@ class Coordinator:
         if request.phase != OPEN:
             return
         preempting: list[tuple[bool, int, str]] = []
-        unknown = False
+        unknown = room = False
         for place, pool in enumerate(request.pools):
             answer, in_share = request.answers.get(pool) or (
                 (NO, False) if pool in self.silent else ("", False)
@@ -430,7 +468,7 @@ class Coordinator:
                 return
             if answer == PREEMPT:
                 preempting.append((not in_share, place, pool))
-        if preempting and not unknown and not any(a == ROOM for a, _ in request.answers.values()):
+        if preempting and not unknown and not room:
             self._emit_for(request, ev.Taken(request.id, request.k, min(preempting)[2]))
 
     def decide_by(self, request: Request, answers: Mapping[str, tuple[str, bool]]) -> None:

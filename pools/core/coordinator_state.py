@@ -61,6 +61,7 @@ class Request:
         "not_before",
         "options",
         "owner",
+        "pauses",
         "phase",
         "pools",
         "preemptible",
@@ -92,6 +93,8 @@ class Request:
         # the pools of the attempt, in the request's own order
         self.pools: tuple[str, ...] = tuple(event.pools)
         self.not_before: dict[str, float] = {}
+        # pool -> how often in a row it gave a grant back because its group did not come up
+        self.pauses: dict[str, int] = {}
         self.owner = ""
         self.told = ""
         self.told_at = at
@@ -229,7 +232,7 @@ class CoordinatorState:
             if pool not in event.pools and pool != request.owner:
                 request.directives[pool] = Directive(self.seq, "close", request.k)
         request.k, request.pools, request.retries = event.k, tuple(event.pools), event.retries
-        request.not_before = event.not_before
+        request.not_before, request.pauses = event.not_before, event.pauses
         self._begin(request)
         self._touch(request)
 
@@ -243,6 +246,8 @@ class CoordinatorState:
     def _told(self, event: ev.Told, at: float) -> None:
         request = self.requests[event.id]
         request.told, request.detail, request.told_at = event.state, event.detail, at
+        if event.state == "placed" and request.owner in request.pauses:
+            request.pauses = {pool: n for pool, n in request.pauses.items() if pool != request.owner}
         self._touch(request)
 
     def _asked(self, event: ev.Asked, at: float) -> None:

@@ -92,8 +92,6 @@ class Pool:
 
     def _effect_of(self, attempt: Attempt) -> None:
         """What a restarted pool must see to for this attempt."""
-        if not self.state.places:
-            return
         if attempt.state == ENDING:
             self.effects.append(Unplace(attempt.id, attempt.k))
         elif attempt.state in (GRANTED, PREEMPTING) and attempt.placed is None:
@@ -123,6 +121,16 @@ class Pool:
         step = Step(self.events, self.effects)
         self.events, self.effects = [], []
         return step
+
+    def soft(self) -> tuple[int, int, int, int]:
+        """How far the link is: what a turn that fails must not move."""
+        return self.link.epoch, self.link.head, self.link.heard, self.link.acked
+
+    def resume(self, soft: tuple[int, int, int, int], before: Pool) -> None:
+        """Go on in the same epoch after a turn that failed: `soft` is of its start, `before` the core that failed."""
+        self.link.epoch, self.link.head, self.link.heard, self.link.acked = soft
+        self.link.rebuild((a.notice_seq, a.id) for a in self._noticed())
+        self.bid_number = before.bid_number
 
     # --- messages of the coordinator
 
@@ -274,10 +282,11 @@ class Pool:
                 self._emit(ev.Placed(id, k, detail), id)
 
     def unplaced(self, id: str, k: int, why: str) -> None:
-        """The group was not ready in time or is lost: the grant goes back, no retry spent (docs/protocol.md)."""
+        """The group was not ready in time: the grant goes back, no retry spent. One that its holder had is stopped."""
         attempt = self.state.attempts.get(id)
         if attempt is not None and attempt.k == k and attempt.state in (GRANTED, PREEMPTING):
-            self._finish(attempt, "stopped" if attempt.state == PREEMPTING else "returned", why)
+            lost = attempt.state == PREEMPTING or attempt.placed is not None
+            self._finish(attempt, "stopped" if lost else "returned", why)
 
     def gone(self, id: str, k: int) -> None:
         """The grant's placement group exists no more: what it held is free."""
@@ -288,6 +297,8 @@ class Pool:
     def tick(self) -> None:
         """What time alone brings: pauses that are over, and deadlines of victims (section 6)."""
         state, now = self.state, self.now
+        if state.config and state.config.min_runtime_s > 0 and state.queue.size:
+            self._needs_walk = True  # another grant may have run for long enough
         for attempt in [a for a in state.paused.values() if a.not_before <= now]:
             del state.paused[attempt.id]
             state.join_queue(attempt)
@@ -303,12 +314,8 @@ class Pool:
         times += self.deadlines.values()
         if state.config and state.config.min_runtime_s > 0 and state.queue.size:
             ripe_s = state.config.min_runtime_s
-            times += [
-                at
-                for grants in state.holders.values()
-                for a in grants.values()
-                if (at := a.granted_at + ripe_s) > now
-            ]
+            young = (grants.first_after(now - ripe_s) for grants in state.holders.values())
+            times += [at for grant in young if grant is not None and (at := grant.granted_at + ripe_s) > now]
         return min(times, default=None)
 
     # --- ends
@@ -321,7 +328,7 @@ class Pool:
 
     def _finish(self, attempt: Attempt, how: str, why: str) -> None:
         """A grant is over: at once where grants only count, else when its placement group is gone."""
-        if not self.state.places:
+        if attempt.placed is not None and not attempt.placed.get("pg"):
             self._end(attempt, how, why)
             return
         self.deadlines.pop(attempt.id, None)

@@ -24,6 +24,7 @@ from ray_pools.core.queue import (
     PREEMPTING,
     QUEUED,
     Attempt,
+    Grants,
     Kind,
     WaitQueue,
 )
@@ -49,7 +50,7 @@ class PoolState:
         self.queue = WaitQueue()
         self.nominated: dict[str, Attempt] = {}
         # per requester its preemptible grants that are not being preempted, oldest first
-        self.holders: dict[str, dict[str, Attempt]] = {}
+        self.holders: dict[str, Grants] = {}
         # attempts that the pool gave back for a while (provisioning failed): they wait for `not_before`
         self.paused: dict[str, Attempt] = {}
         self.preempting: dict[str, Attempt] = {}
@@ -192,7 +193,7 @@ class PoolState:
         attempt.grant_number = attempt.notice_seq = self.seq
         attempt.placed = None if self.places else {}
         if attempt.preemptible:
-            self.holders.setdefault(attempt.requester, {})[event.id] = attempt
+            self._hold(attempt)
 
     def _placed(self, event: ev.Placed, at: float) -> None:
         attempt = self.attempts[event.id]
@@ -215,12 +216,18 @@ class PoolState:
         attempt.notice_seq = self.seq
         self.nominated[event.id] = attempt
 
+    def _hold(self, attempt: Attempt) -> None:
+        grants = self.holders.get(attempt.requester)
+        if grants is None:
+            grants = self.holders[attempt.requester] = Grants(attempt.requester)
+        grants.add(attempt)
+
     def _unbook(self, attempt: Attempt) -> None:
         self.ledger.unbook(attempt.requester, attempt.amounts)
         self._touch(attempt.requester)
         if attempt.preemptible:
             grants = self.holders[attempt.requester]
-            del grants[attempt.id]
+            grants.discard(attempt)
             if not grants:
                 del self.holders[attempt.requester]
 
@@ -319,7 +326,7 @@ class PoolState:
         self.ledger.hold(attempt.amounts, attempt.preemptible)
         self._used.add(attempt.requester)
         if attempt.preemptible:
-            self.holders.setdefault(attempt.requester, {})[attempt.id] = attempt
+            self._hold(attempt)
         if attempt.state in (PREEMPTING, ENDING):
             self._unbook(attempt)
         if attempt.state == PREEMPTING:

@@ -84,6 +84,56 @@ class Attempt:
         self.entry = 0
 
 
+class Grants:
+    """The grants of one requester that may be preempted, oldest first."""
+
+    __slots__ = ("_entries", "_live", "requester")
+
+    def __init__(self, requester: str) -> None:
+        self.requester = requester
+        # some that ended stand here too, until they are half of all
+        self._entries: list[Attempt] = []
+        self._live = 0
+
+    def __len__(self) -> int:
+        return self._live
+
+    def add(self, grant: Attempt) -> None:
+        """A grant newer than all."""
+        self._entries.append(grant)
+        self._live += 1
+
+    def discard(self, grant: Attempt) -> None:
+        """The grant is over, or on its way out; its state says so from now on."""
+        self._live -= 1
+        if len(self._entries) > 2 * self._live + 16:
+            self._entries = [each for each in self._entries if each is not grant and each.state == GRANTED]
+
+    def newest_first(self, granted_until: float) -> Iterator[Attempt]:
+        """Those granted at `granted_until` or before."""
+        entries = self._entries
+        if entries and entries[-1].granted_at <= granted_until:
+            end = len(entries)
+        else:
+            end = bisect.bisect_right(entries, granted_until, key=_granted_at)
+        for place in range(end - 1, -1, -1):
+            grant = entries[place]
+            if grant.state == GRANTED:
+                yield grant
+
+    def first_after(self, granted_at: float) -> Attempt | None:
+        """The oldest that was granted later than that."""
+        entries = self._entries
+        for place in range(bisect.bisect_right(entries, granted_at, key=_granted_at), len(entries)):
+            if entries[place].state == GRANTED:
+                return entries[place]
+        return None
+
+
+def _granted_at(grant: Attempt) -> float:
+    return grant.granted_at
+
+
 class Kind:
     """The waiters that are equal but for their age."""
 

@@ -126,6 +126,7 @@ class Opened(NamedTuple):
     k: int
     pools: list[str]
     not_before: dict[str, float]
+    pauses: dict[str, int]
     retries: int
 
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ray_pools.core.config_rules import PolicyConfig
-from ray_pools.core.queue import Attempt
+from ray_pools.core.queue import Attempt, Grants
 from ray_pools.core.quota import BELOW_ALL, Ledger, Need
 
-# per requester its grants that may be preempted, oldest first
-Holders = Mapping[str, dict[str, Attempt]]
+Holders = Mapping[str, Grants]
 
 
 class Asker(NamedTuple):
@@ -61,21 +60,32 @@ def find_victims(
     asked = {item.key: item.amount for item in asker.need}
     freed: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     chosen: list[Attempt] = []
-    for grant in _in_order(groups, asker, now, min_runtime_s):
-        own = grant.requester == asker.requester
-        policy = policies.get(grant.requester)
-        booked, gone = ledger.uses[grant.requester].booked, freed[grant.requester]
-        for key, _ in grant.amounts:
-            wanted = short.get(key, 0) > 0 or (own and short_of_limit.get(key, 0) > 0)
-            beside = asked.get(key, 0) if own else 0
-            if wanted and booked[key] + beside - gone[key] > (policy.reserved.get(key, 0) if policy else 0):
-                chosen.append(grant)
-                _count(grant, short, short_of_limit if own else {}, -1)
-                for each, amount in grant.amounts:
-                    gone[each] += amount
-                break
-        if _covered(short) and _covered(short_of_limit):
-            return _spare(chosen, asker, short, short_of_limit)
+
+    def borrowed_and_short(requester: str, key: str) -> bool:
+        """At this point: the key is still short, and the requester still borrows it."""
+        own = requester == asker.requester
+        if not (short.get(key, 0) > 0 or (own and short_of_limit.get(key, 0) > 0)):
+            return False
+        policy = policies.get(requester)
+        booked = ledger.uses[requester].booked[key] + (asked.get(key, 0) if own else 0)
+        return booked - freed[requester][key] > (policy.reserved.get(key, 0) if policy else 0)
+
+    def candidates(grants: Grants) -> Iterator[Attempt]:
+        """A requester's grants, newest first, as long as there is something to take back from it."""
+        own = grants.requester == asker.requester  # no shield against one's own requester
+        for grant in grants.newest_first(now if own else now - min_runtime_s):
+            if not any(borrowed_and_short(grants.requester, key) for key in (*short, *short_of_limit)):
+                return
+            yield grant
+
+    for grant in _in_order(groups, asker, candidates):
+        if any(borrowed_and_short(grant.requester, key) for key, _ in grant.amounts):
+            chosen.append(grant)
+            _count(grant, short, short_of_limit if grant.requester == asker.requester else {}, -1)
+            for key, amount in grant.amounts:
+                freed[grant.requester][key] += amount
+            if _covered(short) and _covered(short_of_limit):
+                return _spare(chosen, asker, short, short_of_limit)
     return []
 
 
@@ -85,62 +95,42 @@ def _groups(
     policies: Mapping[str, PolicyConfig],
     asker: Asker,
     short: Mapping[str, int],
-) -> dict[float, list[dict[str, Attempt]]]:
-    """Candidates by their requester's priority: only of requesters that borrow a short key and may be asked."""
-    groups: dict[float, list[dict[str, Attempt]]] = {}
+) -> dict[float, list[Grants]]:
+    """Candidates by their requester's priority, its own first: only of requesters that borrow a short key."""
+    groups: dict[float, list[Grants]] = {}
     asked = {item.key: item.amount for item in asker.need}
     for requester, grants in holders.items():
         policy = policies.get(requester)
         priority = policy.priority if policy else BELOW_ALL
         own = requester == asker.requester
-        if (
-            not grants
-            or (own and not asker.may_stop_own)
-            or not (asker.in_share or priority < asker.priority)
-        ):
+        if (own and not asker.may_stop_own) or not (asker.in_share or priority < asker.priority):
             continue
-        booked = ledger.uses[requester].booked
-        for key in short:
-            if booked[key] + (asked.get(key, 0) if own else 0) > (
-                policy.reserved.get(key, 0) if policy else 0
-            ):
-                group = groups.setdefault(priority, [])
-                group.insert(0 if own else len(group), grants)
-                break
+        booked, reserved = ledger.uses[requester].booked, policy.reserved if policy else {}
+        if any(booked[key] + (asked.get(key, 0) if own else 0) > reserved.get(key, 0) for key in short):
+            group = groups.setdefault(priority, [])
+            group.insert(0 if own else len(group), grants)
     return groups
 
 
-def _enough(
-    ledger: Ledger, groups: Mapping[float, list[dict[str, Attempt]]], short: Mapping[str, int]
-) -> bool:
+def _enough(ledger: Ledger, groups: Mapping[float, list[Grants]], short: Mapping[str, int]) -> bool:
     """A quick no: even all that the candidates' requesters have booked would not cover what is short."""
-    for key, lack in short.items():
-        most = 0
-        for group in groups.values():
-            for grants in group:
-                first = next(iter(grants.values()))
-                most += ledger.uses[first.requester].booked[key]
-        if most < lack:
-            return False
-    return True
+    every = [ledger.uses[grants.requester].booked for group in groups.values() for grants in group]
+    return all(sum(booked[key] for booked in every) >= lack for key, lack in short.items())
 
 
 def _in_order(
-    groups: Mapping[float, list[dict[str, Attempt]]], asker: Asker, now: float, min_runtime_s: float
+    groups: Mapping[float, list[Grants]], asker: Asker, candidates: Callable[[Grants], Iterator[Attempt]]
 ) -> Iterator[Attempt]:
+    """Every candidate, in the order of the module's list."""
     for priority in sorted(groups):
-        own = [g for g in groups[priority] if next(iter(g.values())).requester == asker.requester]
-        for grants in own:  # no shield against one's own requester
-            yield from reversed(grants.values())
-        others = [_ripe(g, now, min_runtime_s) for g in groups[priority] if g not in own]
-        yield from others[0] if len(others) == 1 else heapq.merge(*others, key=_newest_first)
-
-
-def _ripe(grants: dict[str, Attempt], now: float, min_runtime_s: float) -> Iterator[Attempt]:
-    """Newest first, without those that have not run for `min_runtime_s` yet."""
-    for grant in reversed(grants.values()):
-        if now >= grant.granted_at + min_runtime_s:
-            yield grant
+        group = groups[priority]
+        if group[0].requester == asker.requester:
+            yield from candidates(group[0])
+            group = group[1:]
+        if len(group) == 1:
+            yield from candidates(group[0])
+        elif group:
+            yield from heapq.merge(*map(candidates, group), key=_newest_first)
 
 
 def _newest_first(grant: Attempt) -> int:
