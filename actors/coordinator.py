@@ -20,6 +20,8 @@ from ray_pools.errors import PoolsError
 
 _PREWARM_EVERY_S = 0.2
 _FORGET_EVERY_S = 60.0
+# A pool that an open attempt waits for is asked again this often: one that is gone must not be waited for.
+_ASK_EVERY_S = 2.0
 _LIST_MAX = 10_000
 
 
@@ -34,6 +36,8 @@ class CoordinatorShell(Shell):
         self.options = options
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._peers: dict[str, PeerCaller] = {}
+        # pools that are asked although there is nothing to tell them
+        self._asking: set[str] = set()
         self._prewarmer: Prewarmer | None = None
         self._prewarm_timer: asyncio.TimerHandle | None = None
         super().__init__("coordinator", store_address, options.get("clock", "wall"))
@@ -44,6 +48,7 @@ class CoordinatorShell(Shell):
         self._prewarm_soon()
         self.schedule_turn()
         self.loop.call_later(_FORGET_EVERY_S, self._forget)
+        self.loop.call_later(_ASK_EVERY_S, self._ask_unanswered)
 
     # --- the core
 
@@ -82,15 +87,22 @@ class CoordinatorShell(Shell):
                 wire.pool_actor_name(pool),
                 self.namespace,
                 "coordinator",
-                lambda: (
-                    self.core.outgoing(pool)
-                    if pool in self.state.pools and self.core.has_news(pool)
-                    else None
-                ),
+                lambda: self._outgoing(pool),
                 lambda message: self.command([{"op": "exchange", "pool": pool, "message": list(message)}]),
                 lambda: self._silent(pool),
             )
         return peer
+
+    def _outgoing(self, pool: str) -> Message | None:
+        due = pool in self.state.pools and (self.core.has_news(pool) or pool in self._asking)
+        self._asking.discard(pool)
+        return self.core.outgoing(pool) if due else None
+
+    def _ask_unanswered(self) -> None:
+        self.loop.call_later(_ASK_EVERY_S, self._ask_unanswered)
+        self._asking = self.core.unanswered()
+        for pool in sorted(self._asking):
+            self._peer(pool).poke()
 
     def _silent(self, pool: str) -> None:
         if pool not in self.core.silent:
@@ -228,6 +240,7 @@ class CoordinatorShell(Shell):
             "pools": sorted(self.state.pools),
             "requests": counts,
             "silent": sorted(self.core.silent),
+            "trouble": {pool: peer.trouble for pool, peer in sorted(self._peers.items()) if peer.trouble},
             "prewarm": self._prewarmer.status() if self._prewarmer is not None else None,
         }
 

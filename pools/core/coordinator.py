@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from ray_pools.core import records as ev
 from ray_pools.core.changes import merge
-from ray_pools.core.coordinator_state import FINAL, OPEN, TAKEN, CoordinatorState, Request
+from ray_pools.core.choice import best_pool
+from ray_pools.core.coordinator_state import FINAL, OPEN, TAKEN, CoordinatorState, Request, directive_item
 from ray_pools.core.link import Link, Message
-from ray_pools.core.walk import NO, PREEMPT, ROOM
 from ray_pools.errors import Refused
 
 RETENTION_S = 7 * 24 * 3600.0
@@ -354,7 +354,7 @@ class Coordinator:
                     ]
                 )
             elif id in state.requests:
-                items.append(self._directive(state.requests[id], pool, seq))
+                items.append(directive_item(state.requests[id], pool, seq))
         epoch, bids = self.bids_seen.get(pool, (0, 0))
         return Message(
             "coordinator",
@@ -382,26 +382,6 @@ class Coordinator:
             if request.phase == OPEN:
                 found.update(p for p in request.pools if p not in request.answers and p not in self.silent)
         return found
-
-    @staticmethod
-    def _directive(request: Request, pool: str, seq: int) -> list[Any]:
-        directive = request.directives[pool]
-        if directive.kind == "close":
-            return [seq, request.id, "close", directive.k]
-        if directive.kind == "ask":
-            return [seq, request.id, "ask", directive.k, directive.what]
-        fields = [
-            request.requester,
-            [list(pair) for pair in request.positive],
-            request.preemptible,
-            request.age,
-            request.submitted_at,
-            request.not_before.get(pool, 0.0),
-            request.options,
-        ]
-        if directive.kind == "take":
-            return [seq, request.id, "take", directive.k, fields]
-        return [seq, request.id, "enqueue", directive.k, len(request.pools) == 1, fields]
 
     def _told(self, pool: str, id: str, k: int, told: str, detail: dict[str, Any]) -> None:
         request = self.state.requests.get(id)
@@ -454,22 +434,10 @@ class Coordinator:
 
     def decide(self, request: Request) -> None:
         """The best pool with room once no better one is unknown; else, once none is unknown, the best to preempt."""
-        if request.phase != OPEN:
-            return
-        preempting: list[tuple[bool, int, str]] = []
-        unknown = room = False
-        for place, pool in enumerate(request.pools):
-            answer, in_share = request.answers.get(pool) or (
-                (NO, False) if pool in self.silent else ("", False)
-            )
-            unknown |= not answer
-            if answer == ROOM and not unknown:
+        if request.phase == OPEN:
+            pool = best_pool(request.pools, request.answers, self.silent)
+            if pool is not None:
                 self._emit_for(request, ev.Taken(request.id, request.k, pool))
-                return
-            if answer == PREEMPT:
-                preempting.append((not in_share, place, pool))
-        if preempting and not unknown and not room:
-            self._emit_for(request, ev.Taken(request.id, request.k, min(preempting)[2]))
 
     def decide_by(self, request: Request, answers: Mapping[str, tuple[str, bool]]) -> None:
         """The same, by answers that were all asked for at once."""

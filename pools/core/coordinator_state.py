@@ -120,6 +120,27 @@ class Request:
         return tuple(sorted((key, amount) for key, amount in self.amounts if amount > 0))
 
 
+def directive_item(request: Request, pool: str, seq: int) -> list[Any]:
+    """What the pool is told of the request now, as an item of a message (docs/protocol.md, "Directives")."""
+    directive = request.directives[pool]
+    if directive.kind == "close":
+        return [seq, request.id, "close", directive.k]
+    if directive.kind == "ask":
+        return [seq, request.id, "ask", directive.k, directive.what]
+    fields = [
+        request.requester,
+        [list(pair) for pair in request.positive],
+        request.preemptible,
+        request.age,
+        request.submitted_at,
+        request.not_before.get(pool, 0.0),
+        request.options,
+    ]
+    if directive.kind == "take":
+        return [seq, request.id, "take", directive.k, fields]
+    return [seq, request.id, "enqueue", directive.k, len(request.pools) == 1, fields]
+
+
 class CoordinatorState:
     """See the module's docstring. Attributes are read by all, and written by `apply` alone."""
 
