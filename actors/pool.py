@@ -8,7 +8,7 @@ from ray_pools import wire
 from ray_pools.actors.peer import PeerCaller
 from ray_pools.actors.placement import Placer
 from ray_pools.actors.shell import Later, Shell
-from ray_pools.core import explain
+from ray_pools.core import explain, status
 from ray_pools.core.link import Message
 from ray_pools.core.pool import Place, Pool, Step, Unplace
 from ray_pools.core.pool_state import PoolState
@@ -112,23 +112,12 @@ class PoolShell(Shell):
         return Later(lambda: list(self.core.outgoing()))
 
     def _op_explain(self, op: dict[str, Any]) -> dict[str, Any]:
-        order = {attempt.id: place for place, attempt in enumerate(self.state.in_order(), 1)}
-        found: dict[str, Any] = {}
-        for id in op["ids"]:
-            attempt = self.state.attempts.get(id)
-            if attempt is not None:
-                found[id] = {
-                    "pool": self.pool,
-                    "state": attempt.state,
-                    "cause": explain.cause(self.core, attempt),
-                    "position": order.get(id),
-                    "waiting": len(order),
-                }
-        return found
+        attempts = self.state.attempts
+        return {id: explain.why(self.core, attempts[id]) for id in op["ids"] if id in attempts}
 
     def _op_status(self, op: dict[str, Any]) -> dict[str, Any]:
         return {
-            **explain.pool_status(self.core, int(op.get("queue_limit", _QUEUE_SHOWN))),
+            **status.pool_status(self.core, int(op.get("queue_limit", _QUEUE_SHOWN))),
             "epoch": self.epoch,
             "seq": self.state.seq,
             "trouble": self.coordinator.trouble,

@@ -1,0 +1,31 @@
+"""`python -m benchmarks [NAME...] [--json]`: run benchmarks, say which targets were met."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from benchmarks.figures import print_figures
+
+# name -> what it measures, in one line; each is a module here with `run() -> Iterable[Figure]`
+NAMES = {
+    "decide": "the pure core: a decision with few and many waiting, a no, a choice of victims",
+}
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(sorted(NAMES)))
+@click.option("--json", "as_json", is_flag=True, help="One JSON line for each figure.")
+def main(names: tuple[str, ...], as_json: bool) -> None:
+    """Run the benchmarks NAMES (all of them without a name). Exits with 1 if a target was missed."""
+    met = True
+    for name in names or tuple(NAMES):
+        module = importlib.import_module(f"benchmarks.{name}")
+        met &= print_figures(module.run(), as_json)
+    sys.exit(0 if met else 1)
+
+
+if __name__ == "__main__":
+    main()
