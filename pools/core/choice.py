@@ -19,13 +19,12 @@ def best_pool(
          the request's own order.
     """
     preempting: list[tuple[bool, int, str]] = []
-    unknown = room = False
+    unknown = False
     for place, pool in enumerate(pools):
         answer, in_share = (NO, False) if pool in silent else answers.get(pool, ("", False))
         unknown |= not answer
-        room |= answer == ROOM
         if answer == ROOM and not unknown:
             return pool
         if answer == PREEMPT:
             preempting.append((not in_share, place, pool))
-    return min(preempting)[2] if preempting and not unknown and not room else None
+    return min(preempting)[2] if preempting and not unknown else None
