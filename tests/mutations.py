@@ -195,8 +195,8 @@ MUTANTS = [
     Mutant(
         "pools: preempt before a later pool's room",
         "core/choice.py",
-        "not unknown and not room else None",
-        "else None",
+        "if answer == ROOM and not unknown:",
+        "if answer == ROOM and not unknown and not preempting:",
     ),
     Mutant(
         "retry: a retry is not spent",
