@@ -33,6 +33,13 @@ class CoordinatorStep(NamedTuple):
     touched: list[str]
 
 
+class Soft(NamedTuple):
+    """How far each pool's link is (epoch, head, heard, acked), and its bids (epoch, number of the newest)."""
+
+    links: dict[str, tuple[int, int, int, int]]
+    bids_seen: dict[str, tuple[int, int]]
+
+
 class Coordinator:
     """The coordinator's core. `state` is the fold; `epoch` the one in which its log was opened."""
 
@@ -45,6 +52,9 @@ class Coordinator:
         self.now = max(now, state.clock)
         self.events: list[Any] = []
         self.touched: dict[str, None] = {}
+        # answers of the open attempts that this turn, and the one before, decided: a turn that fails gives them back
+        self._decided: dict[str, tuple[int, dict[str, tuple[str, bool]]]] = {}
+        self._decided_before = self._decided
         self.links: dict[str, Link] = {}
         for name in state.pools:
             self._link(name)
@@ -85,6 +95,8 @@ class Coordinator:
     def _emit_for(self, request: Request, event: Any) -> None:
         """The event happens to the request: its pools and its holder will hear of it."""
         before = request.changed_seq
+        if request.phase == OPEN:
+            self._decided.setdefault(request.id, (request.k, request.answers))
         self._emit(event)
         seq = self.state.seq
         for pool, directive in request.directives.items():
@@ -108,27 +120,29 @@ class Coordinator:
                 self._emit(now)
         step = CoordinatorStep(self.events, list(self.touched))
         self.events, self.touched = [], {}
+        self._decided_before, self._decided = self._decided, {}
         return step
 
-    def soft(self) -> dict[str, tuple[int, int, int, int]]:
-        """How far each link is: what a turn that fails must not move."""
-        return {name: (link.epoch, link.head, link.heard, link.acked) for name, link in self.links.items()}
+    def soft(self) -> Soft:
+        """How far each link and its bids are: what a turn that fails must not move."""
+        links = {name: (link.epoch, link.head, link.heard, link.acked) for name, link in self.links.items()}
+        return Soft(links, dict(self.bids_seen))
 
-    def resume(self, soft: dict[str, tuple[int, int, int, int]], before: Coordinator) -> None:
+    def resume(self, soft: Soft, before: Coordinator) -> None:
         """Go on in the same epoch after a turn that failed: `soft` is of its start, `before` the core that failed."""
-        for name, (epoch, head, heard, acked) in soft.items():
+        for name, (epoch, head, heard, acked) in soft.links.items():
             if name in self.state.pools:
                 link = self._link(name)
                 link.epoch, link.head, link.heard, link.acked = epoch, head, heard, acked
                 self._rebuild(name)
-        self.bids_seen, self.greeted, self.silent = before.bids_seen, before.greeted, before.silent
+        self.bids_seen, self.greeted, self.silent = soft.bids_seen, before.greeted, before.silent
+        decided = {**before._decided_before, **before._decided}
         for id, request in self.state.waiting_or_holding.items():
             failed = before.state.requests.get(id)
-            if failed is not None and (failed.k, failed.phase) == (request.k, request.phase) == (
-                request.k,
-                OPEN,
-            ):
-                request.answers = failed.answers
+            if request.phase == OPEN and failed is not None:
+                k, answers = decided.get(id, (failed.k, failed.answers))
+                if k == request.k:
+                    request.answers = answers
 
     # --- requests
 
@@ -311,12 +325,15 @@ class Coordinator:
         items = link.receive(message)
         if link.went_back:
             self._rebuild(pool)
+        was_silent = pool in self.silent
         self.silent.discard(pool)
         for _, id, k, told, detail in items:
             self._told(pool, id, k, told, detail)
         if message.to_epoch == self.epoch:  # else these bids were made to another run, and will be made again
             self.greeted.add(pool)
             self._bids(pool, message)
+        if was_silent:  # what it answered before counts again
+            self._decide_all_of(pool)
 
     def _bids(self, pool: str, message: Message) -> None:
         epoch, newest = self.bids_seen.get(pool, (0, 0))
@@ -447,6 +464,9 @@ class Coordinator:
     def set_silent(self, pool: str) -> None:
         """The pool can't be reached: its answers count as no until it speaks again."""
         self.silent.add(pool)
+        self._decide_all_of(pool)
+
+    def _decide_all_of(self, pool: str) -> None:
         for request in list(self.state.waiting_or_holding.values()):
             if request.phase == OPEN and pool in request.pools:
                 self.decide(request)

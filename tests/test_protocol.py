@@ -1,0 +1,325 @@
+"""The protocol (docs/protocol.md) on cores that run as live actors do: turns, messages, crashes, full disks.
+
+Faults it stands for: terms that began before a restart, turns that fail half-way, bids that nobody asks for again,
+pools that are silent, placement groups that don't come up or are lost, answers that cross each other on the way. The
+last tests play random ones of all of these, and check docs/rules.md 10.1 to 10.3 with every row that becomes durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from live_style import COORDINATOR, LiveStyle
+
+from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.core.link import StalePeer
+from ray_pools.errors import Refused
+from ray_pools.store import AppendFailed, Fenced
+
+PLACEMENT = {"strategy": "PACK", "provision_timeout_s": 60.0}
+
+MakeWorld = Callable[..., LiveStyle]
+
+
+@pytest.fixture
+def make() -> Iterator[MakeWorld]:
+    """Makes worlds, and looks at what their auditors found."""
+    worlds: list[LiveStyle] = []
+
+    def made(pools: list[PoolConfig], policies: list[PolicyConfig]) -> LiveStyle:
+        worlds.append(LiveStyle({pool.name: pool for pool in pools}, policies))
+        return worlds[-1]
+
+    yield made
+    for world in worlds:
+        assert world.auditor.problems == []
+        world.close()
+
+
+def pool(name: str, gpu: int = 2, **options: Any) -> PoolConfig:
+    return PoolConfig(name, {"gpu": gpu}, **options)
+
+
+def two_full_pools(make: MakeWorld) -> LiveStyle:
+    """p and q are full of b's work; y and z of b wait in both, and both pools have answered no."""
+    policies = [PolicyConfig(name, who) for name in ("p", "q") for who in ("a", "b")]
+    world = make([pool("p"), pool("q")], policies)
+    for id, gpu in (("on-p", 2), ("on-q", 2), ("y", 1), ("z", 1)):
+        world.submit(id, "b", gpu)
+        world.run()
+    assert world.states() == {"on-p": "allocated@p", "on-q": "allocated@q", "y": "queued", "z": "queued"}
+    return world
+
+
+# ---------------------------------------------------------------- full terms after a restart
+
+
+def test_a_lease_has_its_full_term_from_the_restart_on_also_after_a_quiet_hour(make: MakeWorld) -> None:
+    """Fault: renewals are in no log, so the term began at the last event, and a holder that renewed expired at once."""
+    world = make([pool("p")], [PolicyConfig("p", "a")])
+    world.submit("x", "a", 1, lease_s=30.0)
+    world.run()
+    while world.now < 3600.0:
+        world.advance(world.now + 10.0)
+        world.about("renew", "x")
+    world.advance(3625.0)
+    world.restart(COORDINATOR)
+    world.advance(3625.0 + 29.0)
+    assert world.states() == {"x": "allocated@p"}
+    world.advance(3625.0 + 30.0)
+    assert world.states() == {"x": "expired"}
+
+
+def test_a_victim_has_its_full_grace_from_the_restart_on(make: MakeWorld) -> None:
+    """Fault: as above, for the deadlines of a pool; and leases of waiters."""
+    world = make([pool("p", grace_s=30.0)], [PolicyConfig("p", "low"), PolicyConfig("p", "high", 1)])
+    world.submit("l", "low", 2)
+    world.run()
+    world.submit("h", "high", 2, lease_s=50.0)
+    world.run()
+    world.advance(29.0)
+    world.restart("p")
+    world.restart(COORDINATOR)
+    world.advance(58.0)
+    assert world.states() == {"l": "preempting@p", "h": "queued"}
+    world.advance(59.0)
+    assert world.states() == {"l": "preempted", "h": "allocated@p"}
+
+
+# ---------------------------------------------------------------- turns that fail
+
+
+def test_a_submission_that_could_not_be_written_is_not_there_and_can_be_made_again(make: MakeWorld) -> None:
+    """Fault: the caller gets the error, and the request is there all the same, or its id is spent."""
+    world = make([pool("p")], [PolicyConfig("p", "a")])
+    digest = world.coordinator.state.digest()
+    world.fail_next_append(COORDINATOR)
+    with pytest.raises(AppendFailed):
+        world.submit("x", "a", 1)
+    assert world.coordinator.state.digest() == digest
+    world.run()
+    assert world.states() == {}
+    assert world.pool("p").state.attempts == {}
+    world.submit("x", "a", 2)
+    world.run()
+    assert world.states() == {"x": "allocated@p"}
+
+
+def test_a_decision_that_could_not_be_written_is_made_again(make: MakeWorld) -> None:
+    """Fault: the bids of the turn that failed count as heard, and the pools never make them again."""
+    world = make([pool("p"), pool("q")], [PolicyConfig("p", "a"), PolicyConfig("q", "a")])
+    world.fails_in[COORDINATOR] = 1
+    world.submit("x", "a", 1)
+    world.run()
+    assert world.failed_turns == 1
+    assert world.states() == {"x": "allocated@p"}
+
+
+@pytest.mark.parametrize("who", ["p", "q", COORDINATOR])
+def test_after_a_failed_turn_bids_are_made_again(make: MakeWorld, who: str) -> None:
+    """Fault: the core that was rebuilt numbers its bids from the start, below what the coordinator has seen (R2)."""
+    world = two_full_pools(make)
+    world.fails_in[who] = 0
+    world.try_to(lambda: world.submit("other", "a", 1))
+    world.run()
+    assert world.failed_turns == 1
+    world.run()
+    for id in ("on-q", "on-p"):
+        world.about("release", id)
+        world.run()
+    shown = world.states()
+    assert {shown["y"], shown["z"]} <= {"allocated@p", "allocated@q"}
+
+
+def a_day(world: LiveStyle) -> None:
+    """Something of everything: sharing, preemption, a retry, a cancel, a lost group, changes, releases."""
+
+    def again(act: Callable[[], Any]) -> None:
+        while not world.try_to(act):
+            pass
+        world.run()
+
+    again(lambda: world.submit("low", "a", 2, retries=1))
+    again(lambda: world.submit("low2", "a", 2))
+    again(lambda: world.submit("wait", "a", 1))
+    again(lambda: world.submit("high", "b", 2))
+    again(lambda: world.about("stopped", "low"))
+    again(lambda: world.about("stopped", "low2"))
+    again(lambda: world.ask("change", [("policy", PolicyConfig("q", "b", 3))]))
+    again(lambda: world.submit("third", "b", 1))
+    again(lambda: world.about("cancel", "wait"))
+    for id in ("high", "third", "low", "low2"):
+        again(lambda: world.about("release", id))  # noqa: B023 - called at once
+
+
+@pytest.mark.parametrize("who", [COORDINATOR, "p", "q"])
+def test_whichever_append_fails_the_day_ends_the_same(make: MakeWorld, who: str) -> None:
+    """Fault: a link, a bid or a placement group that a turn had moved stays where it was, and something hangs."""
+
+    def played(fails_in: int | None) -> LiveStyle:
+        policies = [PolicyConfig("p", "a", 1), PolicyConfig("q", "a"), PolicyConfig("p", "b", 9)]
+        world = make([pool("p", placement=PLACEMENT), pool("q")], policies)
+        if fails_in is not None:
+            world.fails_in[who] = fails_in
+        a_day(world)
+        assert world.left_behind() == []
+        return world
+
+    smooth = played(None)
+    assert smooth.failed_turns == 0
+    for number in range(1000):
+        world = played(number)
+        if not world.failed_turns:
+            assert number > 10
+            return
+        assert world.states() == smooth.states(), f"append {number} of {who}"
+
+
+# ---------------------------------------------------------------- restarts and bids
+
+
+@pytest.mark.parametrize("first", [COORDINATOR, "p", "q"])
+def test_bids_that_stand_are_made_again_to_a_new_coordinator_whoever_speaks_first(
+    make: MakeWorld, first: str
+) -> None:
+    """R3. Fault: neither side has news after the restart, so nobody says anything, and who waits, waits for ever."""
+    world = two_full_pools(make)
+    world.restart(COORDINATOR)
+    for name in ("p", "q"):
+        if first == COORDINATOR:
+            assert world.has_news(COORDINATOR, name), "who starts anew asks all pools"
+        elif first == name:
+            world.exchange(name, COORDINATOR)
+    world.run()
+    requests = world.coordinator.state.requests
+    assert {id: sorted(requests[id].answers) for id in "yz"} == {"y": ["p", "q"], "z": ["p", "q"]}
+    world.about("release", "on-q")
+    world.run()
+    assert world.states() == {
+        "on-p": "allocated@p",
+        "on-q": "released",
+        "y": "allocated@q",
+        "z": "allocated@q",
+    }
+
+
+def test_room_that_is_promised_outlives_a_restart_of_the_coordinator(make: MakeWorld) -> None:
+    """R3, R5. Fault: the promise stays booked at the pool, and nobody remembers to take it."""
+    world = make([pool("p"), pool("q")], [PolicyConfig("p", "a", 1), PolicyConfig("q", "a")])
+    world.submit("x", "a", 1)
+    world.exchange(COORDINATOR, "q")  # q has room; p is better and has not spoken
+    assert list(world.pool("q").promised) == ["x"]
+    world.restart(COORDINATOR)
+    world.run()
+    assert world.states() == {"x": "allocated@p"}
+    assert world.pool("q").promised == {}
+
+
+def test_a_zombie_can_neither_write_nor_be_heard(make: MakeWorld) -> None:
+    """Fault: two coordinators at once, and what the old one decides counts."""
+    world = two_full_pools(make)
+    zombie = world.restart(COORDINATOR)
+    assert zombie is not None
+    world.run()
+    zombie.core.release(zombie.core.find("on-p"))
+    with pytest.raises(Fenced):
+        zombie.store.append([(0.0, b"")], zombie.core.state.seq)
+    message = zombie.core.outgoing("p")
+    with pytest.raises(StalePeer, match="epoch 2 has taken over"):
+        world.turn("p", lambda core: core.exchange(message))
+    world.run()
+    assert world.states()["on-p"] == "allocated@p"
+
+
+# ---------------------------------------------------------------- time alone
+
+
+def test_a_grant_that_comes_of_age_wakes_the_pool(make: MakeWorld) -> None:
+    """Fault: nothing is due when `min_runtime` is over, so a live pool sleeps, and who waits for it waits on."""
+    world = make(
+        [pool("p", min_runtime_s=60.0, grace_s=10.0)],
+        [PolicyConfig("p", "low"), PolicyConfig("p", "high", 9)],
+    )
+    world.submit("l", "low", 2)
+    world.run()
+    world.advance(5.0)
+    world.submit("h", "high", 2)
+    world.run()
+    assert world.pool("p").next_event_at() == 60.0
+    world.now = 60.0
+    world.turn("p")
+    world.run()
+    assert world.states() == {"l": "preempting@p", "h": "queued"}
+    world.advance(70.0)
+    assert world.states() == {"l": "preempted", "h": "allocated@p"}
+
+
+# ---------------------------------------------------------------- pools that go, and pools that are silent
+
+
+def test_a_pool_in_use_can_not_be_taken_away(make: MakeWorld) -> None:
+    """Fault: the grant of a pool that is gone can be released by nobody, and its waiters wait for its answer."""
+    world = make(
+        [pool("p"), pool("q")], [PolicyConfig("p", "a"), PolicyConfig("q", "a"), PolicyConfig("q", "b")]
+    )
+    world.submit("runs", "a", 2)
+    world.run()
+    world.submit("full", "b", 2)
+    world.run()
+    world.submit("open", "a", 1)
+    world.run()
+    digest = world.coordinator.state.digest()
+    for name in ("p", "q"):
+        with pytest.raises(Refused, match=f"pool '{name}' is in use by . requests, 'runs' first"):
+            world.ask("change", [("policy", PolicyConfig("q", "c")), ("unpool", name)])
+    assert world.coordinator.state.digest() == digest
+    for id in ("runs", "open"):
+        world.about("cancel", id)
+        world.run()
+    world.ask("change", [("unpool", "p")])
+    world.submit("later", "a", 1)
+    world.about("release", "full")
+    world.run()
+    assert world.states() == {
+        "runs": "cancelled",
+        "open": "cancelled",
+        "full": "released",
+        "later": "allocated@q",
+    }
+
+
+def test_what_a_pool_said_before_it_fell_silent_counts_as_no(make: MakeWorld) -> None:
+    """Fault: the attempt is given to a pool that can't be reached, since that one had room when it was last heard."""
+    world = make(
+        [pool("p"), pool("q"), pool("r")],
+        [PolicyConfig("p", "a", 3), PolicyConfig("q", "a", 2), PolicyConfig("r", "a", 1)],
+    )
+    world.submit("x", "a", 1)
+    world.exchange(COORDINATOR, "q")
+    assert world.coordinator.unanswered() == {"p", "r"}
+    world.ask("set_silent", "q")
+    world.exchange(COORDINATOR, "r")
+    assert world.states() == {"x": "queued"}, "p is better and unknown"
+    world.ask("set_silent", "p")
+    assert world.coordinator.state.requests["x"].owner == "r"
+    world.run()
+    assert world.states() == {"x": "allocated@r"}
+
+
+def test_a_silent_pool_that_speaks_again_is_believed_again(make: MakeWorld) -> None:
+    """Fault: all others said no while it was silent; it comes back with nothing new to say, and nobody decides."""
+    who_uses_what = [("p", "a"), ("q", "a"), ("r", "a"), ("p", "b"), ("r", "b")]
+    world = make([pool("p"), pool("q"), pool("r")], [PolicyConfig(*each) for each in who_uses_what])
+    for id in ("fills-p", "fills-r"):
+        world.submit(id, "b", 2)
+        world.run()
+    world.submit("x", "a", 1)
+    world.exchange(COORDINATOR, "q")  # it has room, but p is better
+    world.ask("set_silent", "q")
+    world.exchange(COORDINATOR, "p")
+    world.exchange(COORDINATOR, "r")
+    assert world.states()["x"] == "queued"
+    world.run()
+    assert world.states()["x"] == "allocated@q"
