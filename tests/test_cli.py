@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ray_pools.cli import app, connection, pools
+from ray_pools.cli import app, connection
+from ray_pools.cli.app import pools
 from ray_pools.cli.requests import state_text
 from ray_pools.cli.status import pool_rows, prewarm_text
 from ray_pools.cli.tokens import token_of
@@ -79,13 +80,23 @@ def error_line(result: Result) -> str:
 
 def test_help_loads_no_command_and_no_ray() -> None:
     code = (
-        "import sys; from ray_pools.cli import pools; pools.main(['--help'], standalone_mode=False);"
+        "import sys; from ray_pools.cli.app import pools; pools.main(['--help'], standalone_mode=False);"
         "print([m for m in ('ray', 'rich', 'ray_pools.client', 'ray_pools.cli.status') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     for command in app.COMMANDS:
         assert f"  {command} " in done.stdout
+
+
+def test_started_as_a_module_it_loads_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    for name in ("click", "pydantic", "yaml", "actors", "pools"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a module of the user was imported')")
+    file = tmp_path / "s.yaml"
+    file.write_text(SCENARIO.format(name="one", wanted="allocated"))
+    command = [sys.executable, "-m", "ray_pools.cli", "scenario", str(file)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_version_and_an_unknown_command() -> None:

@@ -180,6 +180,35 @@ def test_requests_by_hand(operator: Place) -> None:
     assert operator.json("status")["pools"]["counted"]["held"] == {"licence": 0}
 
 
+def test_a_wait_that_is_terminated_says_that_the_request_stays(operator: Place) -> None:
+    operator.pools("submit", "-r", "office", "--resource", "licence=1", "--id", "blocks", "--wait")
+    waiting = subprocess.Popen(
+        [BIN / "pools", "submit", "-r", "office", "--resource", "licence=2", "--id", "stays", "--wait"],
+        cwd=operator.folder,
+        env=operator.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while "stays" not in [view["id"] for view in operator.json("requests")]:
+            assert waiting.poll() is None
+        waiting.terminate()
+        _, said = waiting.communicate(timeout=LIMIT_S)
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert said.splitlines() == [
+        "request stays waits on: `pools cancel stays` ends it",
+        "pools: error: terminated",
+    ]
+    assert waiting.returncode == 143
+    assert [view["state"] for view in operator.json("release", "stays", "blocks")] == [
+        "cancelled",
+        "released",
+    ]
+
+
 def test_a_driver_among_hostile_modules(user: Place) -> None:
     assert EXPECTED in user.run("python", "driver.py").stdout
 

@@ -4,6 +4,14 @@ Nothing here imports ray, the client or the actors before a command needs them: 
 quick, and work without Ray.
 """
 
-from .app import main, pools
 
-__all__ = ["main", "pools"]
+def main() -> None:
+    """What the console script runs."""
+    try:
+        from .app import (
+            pools,
+        )  # later than the package: __main__.py has to clean the path before click is loaded
+
+        pools.main(prog_name="pools")
+    except KeyboardInterrupt:  # while modules are loaded; what is under way is the group's to end
+        raise SystemExit(130) from None

@@ -67,8 +67,10 @@ class LazyGroup(click.Group):
             if ctx.params.get("debug"):
                 raise
             raise Failed(str(problem), problem.exit_code) from None
-        except KeyboardInterrupt:
-            raise Failed("interrupted", 130) from None
+        except KeyboardInterrupt as problem:
+            if type(problem) is KeyboardInterrupt:
+                raise Failed("interrupted", 130) from None
+            raise Failed("terminated", 143) from None
         except Exception as problem:
             if ctx.params.get("debug") or (isinstance(problem, OSError) and problem.errno == errno.EPIPE):
                 raise
@@ -87,8 +89,3 @@ def pools(debug: bool) -> None:
     Exit codes: 0 done, 1 the answer is no, 2 wrong use,
     3 the cluster can't be reached, 130 interrupted.
     """
-
-
-def main() -> None:
-    """What the console script runs."""
-    pools.main(prog_name="pools")

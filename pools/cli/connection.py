@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ray_pools.errors import BadInput
+from ray_pools.errors import BadInput, PoolsError
 
 if TYPE_CHECKING:
     from ray_pools.client import Client
@@ -87,9 +88,7 @@ def find_local(namespace: str) -> LocalCluster | None:
     Raises:
         BadInput: there are several, and nothing says which.
     """
-    from ray_pools.local_cluster import find_local_clusters
-
-    started = [cluster for cluster in find_local_clusters() if was_started_by_up(cluster)]
+    started = [cluster for cluster in _local_clusters() if was_started_by_up(cluster)]
     for_it = [cluster for cluster in started if namespace in noted_namespaces(cluster)]
     candidates = for_it or started
     if len(candidates) > 1:
@@ -98,14 +97,22 @@ def find_local(namespace: str) -> LocalCluster | None:
     return candidates[0] if candidates else None
 
 
-def use_cluster(address: str | None, namespace: str) -> LocalCluster | None:
-    """Choose the cluster and set the environment for it; the local cluster if it is one of ours."""
+def _local_clusters() -> list[LocalCluster]:
+    """None where they can't be noted: a command inside a job needs no state directory."""
     from ray_pools.local_cluster import find_local_clusters
 
+    try:
+        return find_local_clusters()
+    except (OSError, PoolsError):
+        return []
+
+
+def use_cluster(address: str | None, namespace: str) -> LocalCluster | None:
+    """Choose the cluster and set the environment for it; the local cluster if it is one of ours."""
     if address is None:
         local = find_local(namespace)
     else:
-        local = next((each for each in find_local_clusters() if each.name == address), None)
+        local = next((each for each in _local_clusters() if each.name == address), None)
     if local is not None:
         use_local(local)
     elif address is not None:
@@ -150,6 +157,7 @@ def connect_ray(address: str | None) -> None:
     from ray_pools.client import connect_ray as connect_client_ray
 
     connect_client_ray(address, quiet=True)
+    _end_on_sigterm()
 
 
 def connect(address: str | None, namespace: str, give_up_s: float = GIVE_UP_S) -> Client:
@@ -158,4 +166,20 @@ def connect(address: str | None, namespace: str, give_up_s: float = GIVE_UP_S) -
     keep_ray_quiet()
     from ray_pools.client import connect as connect_client
 
-    return connect_client(None, namespace, quiet=True, give_up_s=give_up_s)
+    client = connect_client(None, namespace, quiet=True, give_up_s=give_up_s)
+    _end_on_sigterm()
+    return client
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as `timeout` sends it: ends a command like Ctrl-C, with exit code 143."""
+
+
+def _end_on_sigterm() -> None:
+    """In place of Ray's handler, which prints the stack of the process."""
+
+    def end(number: int, frame: object) -> None:
+        raise Terminated
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)
