@@ -77,31 +77,30 @@ def demo(as_json: bool, keep: bool) -> None:
         raise PoolsError(f"log check: {summary['log_check']}")
 
 
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 @contextmanager
 def _signals() -> Iterator[None]:
-    """A signal to end is a Ctrl-C: everything is stopped on the way out."""
+    """Any signal to end is a Ctrl-C, and the first one counts: a second must not leave the half of it running."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in _ENDS:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {each: signal.signal(each, interrupt) for each in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with _handled(interrupt):
         yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """While everything is stopped, a second Ctrl-C must not leave the half of it running."""
-    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in ends}
+def _handled(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    before = {each: signal.signal(each, handler) for each in _ENDS}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for each, earlier in before.items():
+            signal.signal(each, earlier)
 
 
 def _play(console: Console, keep: bool) -> tuple[dict[str, Any], str]:
@@ -125,7 +124,7 @@ def _play(console: Console, keep: bool) -> tuple[dict[str, Any], str]:
         teller.say("interrupted: stopping everything")
         raise
     finally:
-        with _undisturbed():
+        with _handled(signal.SIG_IGN):
             _leave_ray()
             if not is_kept:
                 cluster.stop()
@@ -155,12 +154,8 @@ def _run(cluster: LocalCluster, teller: _Teller) -> dict[str, Any]:
     started = time.monotonic()
     summary = dict(run_demo(config.namespace, config.store, [*config.pools], rows, teller.line))
     seconds = round(time.monotonic() - started, 1)
-    return {
-        "namespace": config.namespace,
-        **summary,
-        "seconds": seconds,
-        "log_check": _check_logs(config),
-    }
+    log_check = _check_logs(config, summary.pop("digests"))
+    return {"namespace": config.namespace, **summary, "seconds": seconds, "log_check": log_check}
 
 
 def _bring_up(config: Config, say: Callable[[str], None]) -> None:
@@ -203,14 +198,15 @@ def _leave_ray() -> None:
         disconnect()
 
 
-def _check_logs(config: Config) -> str:
+def _check_logs(config: Config, live: dict[str, dict[str, Any]]) -> str:
+    """ "ok", or what is wrong with the logs."""
     from ray_pools.log_check import check_logs
 
     try:
-        report = check_logs(config.store, [*config.pools])
+        report = check_logs(config.store, [*config.pools], live)
     except PoolsError as problem:  # a log that can't be read is no reason to keep the summary back
         return str(problem)
-    return "ok" if report.ok else str(report)
+    return "ok" if report.ok else "; ".join(str(problem) for problem in report.problems)
 
 
 class _Teller:

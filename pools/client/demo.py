@@ -33,6 +33,8 @@ EXPLAIN_EVERY_S = 1.0
 SETTLED_AFTER_S = 0.3
 GIVE_UP_S = 240.0
 TASK_TIMEOUT_S = 60.0
+LOOK_EVERY_S = 0.2
+STOP_WAIT_S = 10.0
 NODE_TYPE_LABEL = "ray-pools.io/node-type"
 
 Tell = Callable[[Line], None]
@@ -49,9 +51,11 @@ def work_one_step(seconds: float) -> list[str]:
 class Job(threading.Thread):
     """One row of the workload."""
 
-    def __init__(self, name: str, row: TraceJob, client: Client, starts_at: float, tell: Tell) -> None:
+    def __init__(
+        self, name: str, row: TraceJob, client: Client, stopping: threading.Event, tell: Tell
+    ) -> None:
         super().__init__(name=f"demo-{name}", daemon=True)
-        self.id, self.row, self.client, self.starts_at = name, row, client, starts_at
+        self.id, self.row, self.client, self.stopping = name, row, client, stopping
         self.ticket: Ticket | None = None
         self.problem = ""
         self.steps_done = 0
@@ -59,7 +63,8 @@ class Job(threading.Thread):
         self._tell = tell
 
     def run(self) -> None:
-        time.sleep(max(0.0, self.starts_at + self.row.submit_s - time.monotonic()))
+        if self.stopping.wait(self.row.submit_s):
+            return
         try:
             self.ticket = self.client.submit(
                 self.row.requester, gpus=self.row.gpus, retries=RETRIES, id=self.id
@@ -89,11 +94,24 @@ class Job(threading.Thread):
                 )
                 slot.check()
             task = step.options(scheduling_strategy=slot.scheduling_strategy).remote(STEP_S)
-            gpu_ids = ray.get(task, timeout=TASK_TIMEOUT_S)
+            gpu_ids = self._result(task)
             if self.steps_done == from_step:
                 again = f", on from step {from_step}" if from_step else ""
                 self._say("work", f"{self.id} works in its placement group, GPUs {','.join(gpu_ids)}{again}")
             self.steps_done += 1
+
+    def _result(self, task: Any) -> list[str]:
+        """No call of Ray's may be under way when the process leaves Ray: it would end the whole process."""
+        import ray
+
+        ends_at = time.monotonic() + TASK_TIMEOUT_S
+        while not ray.wait([task], timeout=LOOK_EVERY_S)[0]:
+            if self.stopping.is_set():
+                raise PoolsError("the demo was stopped")
+            if time.monotonic() > ends_at:
+                raise WaitTimeout(f"a task of {self.id} is not over after {TASK_TIMEOUT_S:g} s")
+        found: list[str] = ray.get(task)
+        return found
 
     def _say(self, kind: str, text: str) -> None:
         self._tell(Line(time.time(), kind, self.row.requester, text))
@@ -130,6 +148,7 @@ class DemoRun:
         self.client, self.tell = client, tell
         self.story, self.nodes = Story(), Nodes()
         self.jobs: list[Job] = []
+        self.stopping = threading.Event()
         self.follower = LogFollower(store, pools)
         self._said: list[Line] = []
         self._causes: dict[str, str] = {}
@@ -137,19 +156,29 @@ class DemoRun:
 
     def run(self, rows: Sequence[TraceJob]) -> None:
         """Until all jobs are over. WaitTimeout if they are not within minutes."""
-        starts_at = time.monotonic()
+        started_at = time.monotonic()
         for number, row in enumerate(rows, 1):
             name = f"{row.requester}-{number}"
-            self.jobs.append(Job(name, row, self.client, starts_at, self._said.append))
+            self.jobs.append(Job(name, row, self.client, self.stopping, self._said.append))
         for job in self.jobs:
             job.start()
         while any(job.is_alive() for job in self.jobs):
-            if time.monotonic() - starts_at > GIVE_UP_S:
+            if time.monotonic() - started_at > GIVE_UP_S:
                 waiting = and_list([job.id for job in self.jobs if job.is_alive()])
                 raise WaitTimeout(f"after {GIVE_UP_S:g} s these jobs are not over: {waiting}")
             self.tell_news(time.time() - SETTLED_AFTER_S)
             time.sleep(TELL_EVERY_S)
         self.tell_news(math.inf)
+
+    def stop(self) -> None:
+        """After this no job calls Ray any more."""
+        self.stopping.set()
+        self.client.close()
+        ends_at = time.monotonic() + STOP_WAIT_S
+        for job in self.jobs:
+            if job.ident is not None:
+                job.join(max(0.0, ends_at - time.monotonic()))
+        self.follower.close()
 
     def tell_news(self, until: float) -> None:
         """What the logs, the nodes and the jobs say up to that time, in the order of its time."""
@@ -220,15 +249,20 @@ class DemoRun:
 def run_demo(
     namespace: str, store: str, pools: Sequence[str], rows: Sequence[TraceJob], tell: Tell
 ) -> Mapping[str, Any]:
-    """Plays the workload through the pools that run in this process's cluster; returns the summary."""
+    """Plays the workload through the pools that run in this process's cluster.
+
+    Returns the summary, and under `digests` the actors' states at the end, for a check of their logs.
+    """
     logging.getLogger("ray_pools").setLevel(logging.ERROR)  # what matters of it is told
     with connect(None, namespace, quiet=True) as client:
         run = DemoRun(client, store, pools, tell)
         try:
             run.run(rows)
+            digests = {f"pool:{name}": client.pool(name, {"op": "digest"}) for name in pools}
+            digests["coordinator"] = client.coordinator({"op": "digest"})
         finally:
-            run.follower.close()
-        return run.summary()
+            run.stop()
+        return {**run.summary(), "digests": digests}
 
 
 def disconnect() -> None:
