@@ -19,7 +19,9 @@ from ray.util import list_named_actors
 
 from ray_pools import wire
 from ray_pools.actors.coordinator import CoordinatorActor
+from ray_pools.actors.placement import group_prefix
 from ray_pools.actors.pool import PoolActor
+from ray_pools.actors.ray_groups import RayGroups
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.errors import PoolsError, Refused, Unreachable
 
@@ -136,6 +138,11 @@ def difference(
     return [*(["unpolicy", requester, pool] for requester, pool in sorted(attached)), *changes]
 
 
+def disconnect() -> None:
+    """Leave the cluster that this process is connected to."""
+    ray.shutdown()
+
+
 def running_actors(namespace: str) -> list[str]:
     """The names of the pools' actors in a namespace."""
     found = list_named_actors(all_namespaces=True)
@@ -180,7 +187,20 @@ def down(namespace: str, *, force: bool = False, progress: Progress = lambda tex
     for name, handle in handles.items():
         ray.kill(handle)
         progress(f"stopped {name.removeprefix(_PREFIX)}")
+    if force:
+        removed = remove_groups(namespace)
+        if removed:
+            progress(f"removed the placement groups of {removed} grants")
     return names
+
+
+def remove_groups(namespace: str) -> int:
+    """Remove every placement group of the namespace's pools, and with it what runs inside."""
+    groups = RayGroups()
+    found = groups.list(group_prefix(namespace))
+    for hex in found.values():
+        groups.remove(hex)
+    return len(found)
 
 
 def _amounts(amounts: Mapping[str, int]) -> str:

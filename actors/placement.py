@@ -93,6 +93,11 @@ class _Group:
         return {"pg": self.hex, "name": self.name, "bundles": self.bundles, "strategy": self.strategy}
 
 
+def group_prefix(namespace: str) -> str:
+    """What the names of all groups of a namespace's pools start with."""
+    return f"ray-pools/{quote(namespace, safe='')}/"
+
+
 class Placer:
     """The placement groups of one pool. All methods return at once; what comes of them is posted.
 
@@ -107,7 +112,7 @@ class Placer:
         groups: Groups | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.prefix = f"ray-pools/{quote(namespace, safe='')}/{quote(pool, safe='')}/"
+        self.prefix = f"{group_prefix(namespace)}{quote(pool, safe='')}/"
         self._post_out = post
         self._ray: Groups = groups if groups is not None else RayGroups()
         self._clock = clock

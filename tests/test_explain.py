@@ -1,4 +1,4 @@
-"""What a waiter, a refused request and a grant are told (docs/rules.md sections 3 to 6): each cause with its numbers."""
+"""What a waiter, a refused request and a grant are told (docs/rules.md sections 3 to 6), with the numbers."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ changed nothing. Soft state lives here and dies with the process: leases, and wh
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from ray_pools.core import records as ev
 from ray_pools.core.changes import merge
 from ray_pools.core.choice import best_pool
 from ray_pools.core.coordinator_state import FINAL, OPEN, TAKEN, CoordinatorState, Request, directive_item
+from ray_pools.core.leases import Leases
 from ray_pools.core.link import Link, Message
 from ray_pools.errors import Refused
 
@@ -59,8 +59,7 @@ class Coordinator:
         for name in state.pools:
             self._link(name)
         # --- soft: after a restart every lease has its full term again, and every pool is asked anew
-        self.leases: dict[str, float] = {}
-        self._lease_heap: list[tuple[float, int, str]] = []
+        self.leases = Leases()
         for request in state.waiting_or_holding.values():
             self._start_lease(request)
         # pool -> (its epoch, number of its newest bid) as worked in by this run
@@ -265,39 +264,26 @@ class Coordinator:
 
     def _finish(self, request: Request, state: str, causes: dict[str, str] | None = None) -> None:
         self._emit_for(request, ev.Finished(request.id, state, causes or {}))
-        self.leases.pop(request.id, None)
+        self.leases.drop(request.id)
 
     # --- leases (section 8)
 
     def renew(self, request: Request) -> None:
         """Its holder is alive; a final request is not revived."""
-        if request.id in self.leases:
-            self.leases[request.id] = self.now + request.lease_s
+        self.leases.renew(request.id, self.now + request.lease_s)
 
     def _start_lease(self, request: Request) -> None:
         if request.lease_s > 0 and request.phase != FINAL:
-            at = self.leases[request.id] = self.now + request.lease_s
-            heapq.heappush(self._lease_heap, (at, request.age, request.id))
+            self.leases.start(request.id, request.age, self.now + request.lease_s)
 
     def next_event_at(self) -> float | None:
         """The time at which a tick could change something, if nothing else happens."""
-        heap = self._lease_heap
-        while heap:
-            at, age, id = heap[0]
-            due = self.leases.get(id)
-            if due == at:
-                return at
-            heapq.heappop(heap)
-            if due is not None:
-                heapq.heappush(heap, (due, age, id))
-        return None
+        return self.leases.next_at()
 
     def tick(self) -> None:
         """Leases that ran out: a holder's grant expires, a waiter is cancelled (section 8)."""
-        while (at := self.next_event_at()) is not None and at <= self.now:
-            request = self.state.requests[heapq.heappop(self._lease_heap)[2]]
-            del self.leases[request.id]
-            self._ask_end(request, "expire")
+        while (id := self.leases.pop_due(self.now)) is not None:
+            self._ask_end(self.state.requests[id], "expire")
 
     def forget(self) -> None:
         """Final requests leave the state when every pool has acknowledged and the retention time has passed."""
