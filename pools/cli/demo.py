@@ -240,10 +240,10 @@ def _print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    columns = ("team", "requests", "in share", "borrowed", "fallback", "stopped", "wait mean", "max")
+    columns = ("team", "asked", "in share", "borrowed", "fallback", "stopped", "wait", "max")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="left" if column == "team" else "right")
+        table.add_column(column, justify="left" if column == "team" else "right", overflow="fold")
     for name, team in summary["teams"].items():
         keys = ("requests", "grants_in_share", "grants_borrowed", "grants_fallback", "preempted")
         waits = (f"{team[key]:.1f} s" for key in ("wait_mean_s", "wait_max_s"))

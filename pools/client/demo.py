@@ -34,6 +34,7 @@ SETTLED_AFTER_S = 0.3
 GIVE_UP_S = 240.0
 TASK_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.2
+NEWS_WAIT_S = 3.0
 STOP_WAIT_S = 10.0
 NODE_TYPE_LABEL = "ray-pools.io/node-type"
 
@@ -94,23 +95,32 @@ class Job(threading.Thread):
                 )
                 slot.check()
             task = step.options(scheduling_strategy=slot.scheduling_strategy).remote(STEP_S)
-            gpu_ids = self._result(task)
+            gpu_ids = self._result(task, slot)
             if self.steps_done == from_step:
                 again = f", on from step {from_step}" if from_step else ""
                 self._say("work", f"{self.id} works in its placement group, GPUs {','.join(gpu_ids)}{again}")
             self.steps_done += 1
 
-    def _result(self, task: Any) -> list[str]:
-        """No call of Ray's may be under way when the process leaves Ray: it would end the whole process."""
+    def _result(self, task: Any, slot: Slot) -> list[str]:
+        """Looks again and again: no call of Ray's may be under way when the process leaves Ray (it would end the
+        process), and a task that was sent to a group that is gone by now may never answer.
+        """
         import ray
 
         ends_at = time.monotonic() + TASK_TIMEOUT_S
         while not ray.wait([task], timeout=LOOK_EVERY_S)[0]:
             if self.stopping.is_set():
                 raise PoolsError("the demo was stopped")
+            if slot.over:
+                slot.check()
             if time.monotonic() > ends_at:
                 raise WaitTimeout(f"a task of {self.id} is not over after {TASK_TIMEOUT_S:g} s")
-        found: list[str] = ray.get(task)
+        try:
+            found: list[str] = ray.get(task)
+        except ray.exceptions.RayError:
+            if slot.preempting.wait(NEWS_WAIT_S):  # it was taken by force: the step is lost, no more
+                slot.check()
+            raise
         return found
 
     def _say(self, kind: str, text: str) -> None:
