@@ -12,6 +12,7 @@ duration, as a job does that writes a checkpoint when it is told to stop.
 from __future__ import annotations
 
 import contextlib
+import io
 import queue
 import time
 import uuid
@@ -130,10 +131,12 @@ class Work(Protocol):
 
 
 def disconnect() -> None:
-    """This process leaves its Ray cluster; harmless if it is in none."""
+    """This process leaves its Ray cluster, without a word of Ray's; harmless if it is in none."""
     import ray
 
-    ray.shutdown()
+    # what Ray's log listener kept back as repetitions, it would print to stdout now
+    with contextlib.redirect_stdout(io.StringIO()):
+        ray.shutdown()
 
 
 @dataclass(eq=False)
