@@ -265,10 +265,11 @@ class Pool:
                 self._end(attempt, "returned", "another pool opened")
             elif not back and what != "stopped":
                 self._end(attempt, "withdrawn", what)
+        elif attempt.state not in (GRANTED, PREEMPTING):
+            return  # it is over already, which the coordinator will hear
         elif what in ("release", "cancel", "expire"):
-            self._finish(
-                attempt, {"release": "released", "cancel": "cancelled", "expire": "expired"}[what], ""
-            )
+            how = {"release": "released", "cancel": "cancelled", "expire": "expired"}[what]
+            self._finish(attempt, how, "")
         elif what == "stopped" and attempt.state == PREEMPTING:
             self._finish(attempt, "stopped", "its holder stopped")
 
