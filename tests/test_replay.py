@@ -1,4 +1,4 @@
-"""`pools replay`: the way of each job, what is counted of it, and the whole of it on a live cluster.
+"""`pools replay`: the way of each job, and the whole of it on a live cluster.
 
 Faults it stands for: a thread per job, a job that runs on in a slot that is gone, one that loses its work when it is
 preempted, a worker that died, a replay that ends before its jobs or never, Ctrl-C that leaves requests or processes,
@@ -7,7 +7,6 @@ bad input that is found only when a cluster runs, and a pool's actor and the coo
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -26,20 +25,15 @@ from ray_pools.cli.app import pools as cli
 from ray_pools.client import replay
 from ray_pools.client.slot import Slot
 from ray_pools.config import load_config
-from ray_pools.core.config_rules import PolicyConfig, PoolConfig
-from ray_pools.core.system import System
 from ray_pools.errors import SlotOver, Unreachable
 from ray_pools.local_cluster import find_local_clusters
 from ray_pools.log_check import check_logs
-from ray_pools.log_usage import quantile, team_usage
-from ray_pools.store import open_store
 from ray_pools.trace import TraceJob, read_trace
 
 TOP = Path(__file__).parent.parent
 CONFIG, SAMPLE = TOP / "examples" / "itp.yaml", TOP / "examples" / "itp_sample.csv"
 TRACES = Path(os.environ.get("RAY_POOLS_TRACES") or TOP.parent / "shared" / "traces")
 LIMIT_S = 150
-_labels = itertools.count()
 
 Step = Callable[[replay.Progress], object]
 
@@ -267,50 +261,6 @@ def test_a_coordinator_that_is_gone_for_good_ends_the_replay() -> None:
 
     with fake.client(give_up_s=0.1) as client, pytest.raises(Unreachable):
         replay.play(client, jobs(1), work=work, on_progress=step)
-
-
-# --- what is counted
-
-
-def kept(world: System) -> str:
-    address = f"memory:replay-{next(_labels)}"
-    for name, rows in world.logs.items():
-        store = open_store(address, name if name == "coordinator" else f"pool:{name}")
-        store.open()
-        store.append(rows, 0)
-        store.close()
-    return address
-
-
-def test_time_is_split_at_the_reserved_share_as_it_was_at_each_moment() -> None:
-    pools = {"a": PoolConfig("a", {"gpu": 8}, grace_s=5.0)}
-    world = System(pools, [PolicyConfig("a", "ml", 1, {"gpu": 2}), PolicyConfig("a", "ops", 1, {"gpu": 6})])
-    world.submit("one", "ml", {"gpu": 2})
-    world.submit("two", "ml", {"gpu": 6}, retries=1)
-    world.advance(10.0)  # ml: 2 in share, 6 borrowed
-    world.submit("mine", "ops", {"gpu": 6})
-    world.advance(5.0)  # `two` is preempted and holds for its grace; `mine` waits
-    world.advance(10.0)  # ml 2 in share, ops 6 in share
-    world.attach(PolicyConfig("a", "ops", 1, {"gpu": 1}))
-    world.advance(10.0)  # ops: 1 in share, 5 borrowed
-    for id in ("one", "mine", "two"):
-        world.release(id)
-    usage = team_usage(kept(world), ["a"])
-    assert (usage["ml"].in_share_s, usage["ml"].borrowed_s) == (2 * 35.0, 6 * 15.0)
-    assert (usage["ops"].in_share_s, usage["ops"].borrowed_s) == (6 * 10.0 + 1 * 10.0, 5 * 10.0)
-    assert (usage["ml"].suffered, usage["ml"].caused) == (1, 0)
-    assert (usage["ops"].suffered, usage["ops"].caused) == (0, 1)
-    assert usage["ops"].waits_s == [5.0]
-    assert usage["ml"].waits_s == [0.0, 0.0]
-    later = team_usage(kept(world), ["a"], since_s=30.0)
-    assert later["ml"].in_share_s == 2 * 5.0
-    assert later["ops"].waits_s == []
-
-
-def test_quantiles() -> None:
-    assert quantile([], 0.5) is None
-    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert [quantile([float(n) for n in range(1, 101)], share) for share in (0.5, 0.95, 1.0)] == [50, 95, 100]
 
 
 # --- the examples, and bad input
