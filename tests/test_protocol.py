@@ -7,16 +7,25 @@ last tests play random ones of all of these, and check docs/rules.md 10.1 to 10.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 from live_style import COORDINATOR, LiveStyle
 
+from ray_pools import wire
+from ray_pools.actors import shell as shell_module
+from ray_pools.actors.clock import ManualClock
+from ray_pools.actors.coordinator import CoordinatorShell
+from ray_pools.actors.peer import PeerCaller
+from ray_pools.actors.pool import PoolShell
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.link import StalePeer
 from ray_pools.errors import Refused
 from ray_pools.store import AppendFailed, Fenced
+from ray_pools.store.memory import forget, memory_log
 
 PLACEMENT = {"strategy": "PACK", "provision_timeout_s": 60.0}
 
@@ -323,3 +332,315 @@ def test_a_silent_pool_that_speaks_again_is_believed_again(make: MakeWorld) -> N
     assert world.states()["x"] == "queued"
     world.run()
     assert world.states()["x"] == "allocated@q"
+
+
+# ---------------------------------------------------------------- grants that are placement groups
+
+
+def placing(make: MakeWorld, *more: PolicyConfig, **options: Any) -> LiveStyle:
+    return make([pool("p", placement=PLACEMENT, **options)], [PolicyConfig("p", "a"), *more])
+
+
+def fails_to_come_up(world: LiveStyle, id: str) -> float:
+    """The group of a grant does not come up; returns how long the request pauses then."""
+    world.run(errands=False)
+    assert world.states() == {id: "allocated@p"}
+    world.not_placed(id)
+    world.run()
+    attempt = world.pool("p").state.attempts[id]
+    assert attempt.state == "queued"
+    pause_s = attempt.not_before - world.now
+    world.now = attempt.not_before
+    return pause_s
+
+
+def test_a_pool_that_can_not_place_a_grant_is_tried_again_after_pauses_that_grow(make: MakeWorld) -> None:
+    """Fault: the pause never grows, or grows for ever, or goes on growing after a grant that came up."""
+    world = placing(make)
+    world.submit("x", "a", 1)
+    doubling = [30.0, 60.0, 120.0, 240.0, 480.0, 960.0, 960.0]
+    assert [fails_to_come_up(world, "x") for _ in doubling] == doubling
+    world.restart(COORDINATOR)
+    assert fails_to_come_up(world, "x") == 960.0
+    world.run()
+    assert world.coordinator.state.requests["x"].told == "placed"
+    world.turn("p", lambda core: core.unplaced("x", core.state.attempts["x"].k, "its node is gone"))
+    world.run()
+    assert world.states() == {"x": "preempted"}
+
+
+def test_pauses_start_again_after_a_grant_that_came_up(make: MakeWorld) -> None:
+    """Fault: a request that ran for days pays for what failed before."""
+    world = placing(make)
+    world.submit("x", "a", 1, retries=1)
+    assert [fails_to_come_up(world, "x") for _ in range(3)] == [30.0, 60.0, 120.0]
+    world.run()
+    world.turn("p", lambda core: core.unplaced("x", core.state.attempts["x"].k, "its node is gone"))
+    world.settle_errand()  # the group is gone: the next attempt opens
+    assert [fails_to_come_up(world, "x") for _ in range(2)] == [30.0, 60.0]
+
+
+def test_a_request_that_pauses_in_one_pool_runs_in_another(make: MakeWorld) -> None:
+    """Fault: the pool that could not place it is the better one, has room, and takes it in circles."""
+    world = make(
+        [pool("p", placement=PLACEMENT), pool("q")], [PolicyConfig("p", "a", 1), PolicyConfig("q", "a")]
+    )
+    world.submit("x", "a", 1)
+    world.run(errands=False)
+    world.not_placed("x")
+    world.run()
+    assert world.states() == {"x": "allocated@q"}
+
+
+def test_groups_made_before_a_pool_stopped_placing_are_still_removed(make: MakeWorld) -> None:
+    """Fault: the pool judges a grant by its configuration now, and the group of an older one stays for ever."""
+    world = placing(make)
+    world.submit("grouped", "a", 1)
+    world.run()
+    world.submit("half-made", "a", 1)
+    world.run(errands=False)
+    world.ask("change", [("pool", pool("p", gpu=4), "p#1")])
+    world.run(errands=False)
+    world.submit("counted", "a", 1)
+    world.run(errands=False)
+    for id in ("grouped", "half-made", "counted"):
+        world.about("release", id)
+    world.run(errands=False)
+    assert world.states() == {"grouped": "allocated@p", "half-made": "allocated@p", "counted": "released"}
+    assert world.held("p") == {"gpu": 2}, "what has a group holds until it is gone"
+    removed = [errand.effect.id for errand in world.errands if type(errand.effect).__name__ == "Unplace"]
+    assert removed == ["grouped", "half-made"]
+    world.run()
+    assert world.left_behind() == []
+
+
+def test_grants_made_before_a_pool_began_to_place_have_no_group_to_remove(make: MakeWorld) -> None:
+    """Fault: as above, the other way round: nobody will ever say that the group is gone."""
+    world = make([pool("p")], [PolicyConfig("p", "a")])
+    world.submit("counted", "a", 1)
+    world.run()
+    world.ask("change", [("pool", pool("p", placement=PLACEMENT), "p#1")])
+    world.about("release", "counted")
+    world.run(errands=False)
+    assert world.states() == {"counted": "released"}
+    assert world.left_behind() == []
+
+
+@pytest.mark.parametrize(("retries", "after"), [(0, "preempted"), (1, "allocated@p")])
+def test_a_placed_grant_whose_group_is_lost_has_stopped(make: MakeWorld, retries: int, after: str) -> None:
+    """Fault: work that ran and is lost runs again as if it never had, without a retry, as often as its node dies."""
+    world = placing(make)
+    world.submit("x", "a", 1, retries=retries)
+    world.run()
+    world.turn("p", lambda core: core.unplaced("x", 1, "its node is gone"))
+    world.run()
+    assert world.states() == {"x": after}
+    assert world.coordinator.state.requests["x"].retries == 0
+
+
+def test_a_grant_that_was_never_placed_goes_back_without_a_retry(make: MakeWorld) -> None:
+    """Fault: nothing of it ever ran, and yet it is preempted, or has a retry less."""
+    world = placing(make)
+    world.submit("x", "a", 1)
+    fails_to_come_up(world, "x")
+    world.run()
+    assert world.states() == {"x": "allocated@p"}
+
+
+def test_releasing_what_was_held_and_given_back_meanwhile_is_a_release(make: MakeWorld) -> None:
+    """Fault: the holder's release crosses the pool's `returned`, and the holder hears that it was cancelled."""
+    world = placing(make)
+    world.submit("x", "a", 1)
+    world.run(errands=False)
+    assert world.states() == {"x": "allocated@p"}
+    world.not_placed("x")
+    world.settle_errand()  # the end is durable at the pool, and the coordinator has not heard of it
+    world.about("release", "x")
+    world.run()
+    assert world.states() == {"x": "released"}
+    assert world.left_behind() == []
+
+
+@pytest.mark.parametrize("how", ["release", "cancel"])
+def test_what_is_asked_of_a_grant_that_is_over_changes_nothing(make: MakeWorld, how: str) -> None:
+    """Fault: its group is lost and gone, the end not yet told; the pool ends it once more, and breaks over it."""
+    world = placing(make)
+    world.submit("x", "a", 1, retries=3)
+    world.run()
+    world.turn("p", lambda core: core.unplaced("x", 1, "its node is gone"))
+    world.settle_errand()
+    world.about(how, "x")
+    world.run()
+    assert world.states() == {"x": "released" if how == "release" else "cancelled"}
+    assert world.left_behind() == []
+
+
+def test_a_victim_that_was_not_placed_yet_ends_without_grace(make: MakeWorld) -> None:
+    """Fault: nobody was told of the grant, so nobody says that it has stopped, and a whole grace is lost."""
+    world = placing(make, PolicyConfig("p", "high", 1), grace_s=1000.0)
+    world.submit("x", "a", 2, retries=1)
+    world.run(errands=False)
+    world.submit("h", "high", 2)
+    world.run(errands=False)
+    assert world.pool("p").state.attempts["x"].state == "ending"
+    world.run()
+    assert world.states() == {"x": "queued", "h": "allocated@p"}
+
+
+# ---------------------------------------------------------------- the shells around the cores, without Ray
+
+_addresses = itertools.count()
+
+
+class Shells:
+    """The actors' own shells on one event loop: calls between them are calls of `call`, the clock is a test's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.address = f"memory:shells-{next(_addresses)}"
+        self.clock = ManualClock(1000.0)
+        self.actors: dict[str, Any] = {}
+
+        async def exchange(caller: PeerCaller, message: Any) -> Any:
+            request = wire.encode_request([{"op": "exchange", "from": caller.me, "message": list(message)}])
+            response = await self.actors[caller.actor_name].call(request)
+            (result,) = wire.decode_response(response, 1, caller.actor_name)
+            return type(message)(*wire.value_of(result))
+
+        monkeypatch.setattr(PeerCaller, "_exchange", exchange)
+        monkeypatch.setattr(shell_module, "make_clock", lambda kind, last_logged: self.clock)
+
+    @property
+    def coordinator(self) -> CoordinatorShell:
+        shell: CoordinatorShell = self.actors[wire.coordinator_actor_name()]
+        return shell
+
+    @property
+    def pool(self) -> PoolShell:
+        shell: PoolShell = self.actors[wire.pool_actor_name("p")]
+        return shell
+
+    def start(self) -> None:
+        """Both actors, in the place of those before them; what these still do, they do for nobody."""
+        self.stop()
+        options = {"clock": "manual", "prewarm": False, "resend_s": 0.01}
+        self.actors = {
+            wire.coordinator_actor_name(): CoordinatorShell(self.address, "ns", options),
+            wire.pool_actor_name("p"): PoolShell(self.address, "ns", "p", options),
+        }
+
+    def stop(self) -> None:
+        """The processes are gone."""
+        for shell in self.actors.values():
+            for peer in getattr(shell, "_peers", {}).values():
+                peer.close()
+        if self.actors:
+            self.pool.coordinator.close()
+            self.pool.placer.close()
+
+    async def ask(self, op: str, **fields: Any) -> Any:
+        """One operation at the coordinator."""
+        (result,) = await self.coordinator.command([{"op": op, **fields}])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def until(self, states: dict[str, str]) -> None:
+        """Waits until the requests are in these states, and nobody has news."""
+
+        async def reached() -> None:
+            while states != {id: r.shown for id, r in self.coordinator.state.requests.items()} or any(
+                shell.has_news() for shell in self.actors.values()
+            ):
+                await asyncio.sleep(0.002)
+
+        await asyncio.wait_for(reached(), 30.0)
+
+    async def submit(self, id: str, requester: str, gpu: int, **fields: Any) -> Any:
+        """A request for GPUs enters."""
+        amounts = {"gpu": gpu, "step_run": 1}
+        return await self.ask("submit", id=id, requester=requester, amounts=amounts, **fields)
+
+
+Play = Callable[[Callable[[Shells], Coroutine[Any, Any, None]]], None]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Runs a coroutine function with the shells of a coordinator and of pool p, where `high` stands above `low`."""
+
+    def run(story: Callable[[Shells], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            shells = Shells(monkeypatch)
+            shells.start()
+            policies = [["policy", PolicyConfig("p", *each).to_wire()] for each in (("low",), ("high", 1))]
+            await shells.ask("change", changes=[["pool", pool("p").to_wire(), "p#1"], *policies])
+            await story(shells)
+            shells.stop()
+            forget(shells.address)
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_the_shells_give_full_terms_from_the_restart_on(play: Play) -> None:
+    """Fault: the core is made before its shell has a clock, and terms run from the last event in the log."""
+
+    async def story(shells: Shells) -> None:
+        await shells.submit("l", "low", 2)
+        await shells.until({"l": "allocated"})
+        await shells.submit("h", "high", 2, lease_s=50.0)
+        await shells.until({"l": "preempting", "h": "queued"})
+        shells.clock.set(4600.0)
+        shells.start()
+        assert shells.coordinator.next_event_at() == 4650.0
+        assert shells.pool.next_event_at() == 4630.0
+        await shells.until({"l": "preempting", "h": "queued"})
+        shells.clock.set(4630.0)
+        shells.pool.schedule_turn()
+        await shells.until({"l": "preempted", "h": "allocated"})
+
+    play(story)
+
+
+def full(shells: Shells, name: str) -> None:
+    log = memory_log(shells.address, name)
+    assert log is not None
+    log.next_fault = "full"
+
+
+def test_a_shell_whose_append_fails_tells_its_callers_and_goes_on(play: Play) -> None:
+    """Fault: a caller waits for ever, or hears of what is not in the log; links to the others hang from then on."""
+
+    async def story(shells: Shells) -> None:
+        digest = shells.coordinator.state.digest()
+        full(shells, "coordinator")
+        with pytest.raises(AppendFailed):
+            await shells.submit("x", "low", 1)
+        assert shells.coordinator.state.digest() == digest
+        await shells.submit("x", "low", 1)
+        await shells.until({"x": "allocated"})
+        full(shells, "pool:p")
+        await shells.submit("y", "low", 1)  # p can't write that it queues: it is told again
+        await shells.until({"x": "allocated", "y": "allocated"})
+
+    play(story)
+
+
+def test_whoever_waits_for_the_end_is_answered_although_a_turn_in_between_fails(play: Play) -> None:
+    """Fault: the turn that brings the end is undone, and with it whom to answer."""
+
+    async def story(shells: Shells) -> None:
+        await shells.submit("x", "low", 1)
+        await shells.until({"x": "allocated"})
+        released = asyncio.ensure_future(shells.ask("release", id="x"))
+        while not shells.coordinator.state.requests["x"].asked:
+            await asyncio.sleep(0)
+        full(shells, "coordinator")
+        view = await asyncio.wait_for(released, 30.0)
+        assert view["state"] == "released"
+        log = memory_log(shells.address, "coordinator")
+        assert log is not None
+        assert log.next_fault == "", "the fault was met"
+
+    play(story)
