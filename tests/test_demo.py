@@ -22,6 +22,7 @@ from ray_pools.config import load_config
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.demo_story import Line, LogFollower, Story
+from ray_pools.local_cluster import LocalCluster
 from ray_pools.local_processes import cluster_pids, process_start
 from ray_pools.local_registry import State
 from ray_pools.store import open_store
@@ -267,10 +268,12 @@ def ended(running: Running) -> tuple[int, str]:
         rest = output.read()
         code = running.process.wait(timeout=60)
     left = [pid for pid, start in running.started.items() if lives(pid, start)]
-    assert not left
     directory = Path(running.cluster.directory)
-    assert cluster_pids(directory, running.cluster.session) == []
-    assert not directory.exists()
+    left += cluster_pids(directory, running.cluster.session)
+    was_left = directory.exists()
+    if was_left:  # this test fails; the tests after it need the machine
+        LocalCluster.attach(directory).stop()
+    assert (left, was_left) == ([], False), "".join(running.said) + rest
     return code, "".join(running.said) + rest
 
 
