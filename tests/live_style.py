@@ -182,11 +182,18 @@ class LiveStyle:
 
     # --- messages
 
+    def peers(self, who: str) -> list[str]:
+        """Whom an actor speaks to. One that is no pool any more speaks to nobody."""
+        pools = self.coordinator.state.pools
+        if who != COORDINATOR:
+            return [COORDINATOR] if who in pools else []
+        return [name for name in self.pools if name in pools]
+
     def has_news(self, sender: str, to: str) -> bool:
         """The sender would call this peer now."""
         if sender != COORDINATOR:
             return self.pool(sender).has_news
-        return to in self.coordinator.state.pools and self.coordinator.has_news(to)
+        return self.coordinator.has_news(to)
 
     def send(self, sender: str, to: str, *, is_call: bool = True) -> None:
         """All that the other side does not have yet goes into the air."""
@@ -242,7 +249,7 @@ class LiveStyle:
                 self.try_to(self.settle_errand)
             for who in list(self.cores):
                 self.try_to(lambda: self.turn(who))  # noqa: B023 - called at once
-                for to in [COORDINATOR] if who != COORDINATOR else self.pools:
+                for to in self.peers(who):
                     if self.has_news(who, to):
                         self.send(who, to)
             if not self.air and not (errands and self.errands):
@@ -294,7 +301,7 @@ class LiveStyle:
         found = [
             f"{id} is {state}" for id, state in self.states().items() if "@" in state or state == "queued"
         ]
-        for name in self.pools:
+        for name in self.peers(COORDINATOR):
             pool = self.pool(name)
             ledger = pool.state.ledger
             kept = {

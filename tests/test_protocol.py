@@ -1,31 +1,22 @@
 """The protocol (docs/protocol.md) on cores that run as live actors do: turns, messages, crashes, full disks.
 
 Faults it stands for: terms that began before a restart, turns that fail half-way, bids that nobody asks for again,
-pools that are silent, placement groups that don't come up or are lost, answers that cross each other on the way. The
-last tests play random ones of all of these, and check docs/rules.md 10.1 to 10.3 with every row that becomes durable.
+pools that are silent, placement groups that don't come up or are lost, answers that cross each other on the way.
+`test_protocol_random.py` plays random ones of all of these.
 """
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from live_style import COORDINATOR, LiveStyle
 
-from ray_pools import wire
-from ray_pools.actors import shell as shell_module
-from ray_pools.actors.clock import ManualClock
-from ray_pools.actors.coordinator import CoordinatorShell
-from ray_pools.actors.peer import PeerCaller
-from ray_pools.actors.pool import PoolShell
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.link import StalePeer
 from ray_pools.errors import Refused
 from ray_pools.store import AppendFailed, Fenced
-from ray_pools.store.memory import forget, memory_log
 
 PLACEMENT = {"strategy": "PACK", "provision_timeout_s": 60.0}
 
@@ -485,162 +476,3 @@ def test_a_victim_that_was_not_placed_yet_ends_without_grace(make: MakeWorld) ->
     assert world.pool("p").state.attempts["x"].state == "ending"
     world.run()
     assert world.states() == {"x": "queued", "h": "allocated@p"}
-
-
-# ---------------------------------------------------------------- the shells around the cores, without Ray
-
-_addresses = itertools.count()
-
-
-class Shells:
-    """The actors' own shells on one event loop: calls between them are calls of `call`, the clock is a test's."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.address = f"memory:shells-{next(_addresses)}"
-        self.clock = ManualClock(1000.0)
-        self.actors: dict[str, Any] = {}
-
-        async def exchange(caller: PeerCaller, message: Any) -> Any:
-            request = wire.encode_request([{"op": "exchange", "from": caller.me, "message": list(message)}])
-            response = await self.actors[caller.actor_name].call(request)
-            (result,) = wire.decode_response(response, 1, caller.actor_name)
-            return type(message)(*wire.value_of(result))
-
-        monkeypatch.setattr(PeerCaller, "_exchange", exchange)
-        monkeypatch.setattr(shell_module, "make_clock", lambda kind, last_logged: self.clock)
-
-    @property
-    def coordinator(self) -> CoordinatorShell:
-        shell: CoordinatorShell = self.actors[wire.coordinator_actor_name()]
-        return shell
-
-    @property
-    def pool(self) -> PoolShell:
-        shell: PoolShell = self.actors[wire.pool_actor_name("p")]
-        return shell
-
-    def start(self) -> None:
-        """Both actors, in the place of those before them; what these still do, they do for nobody."""
-        self.stop()
-        options = {"clock": "manual", "prewarm": False, "resend_s": 0.01}
-        self.actors = {
-            wire.coordinator_actor_name(): CoordinatorShell(self.address, "ns", options),
-            wire.pool_actor_name("p"): PoolShell(self.address, "ns", "p", options),
-        }
-
-    def stop(self) -> None:
-        """The processes are gone."""
-        for shell in self.actors.values():
-            for peer in getattr(shell, "_peers", {}).values():
-                peer.close()
-        if self.actors:
-            self.pool.coordinator.close()
-            self.pool.placer.close()
-
-    async def ask(self, op: str, **fields: Any) -> Any:
-        """One operation at the coordinator."""
-        (result,) = await self.coordinator.command([{"op": op, **fields}])
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    async def until(self, states: dict[str, str]) -> None:
-        """Waits until the requests are in these states, and nobody has news."""
-
-        async def reached() -> None:
-            while states != {id: r.shown for id, r in self.coordinator.state.requests.items()} or any(
-                shell.has_news() for shell in self.actors.values()
-            ):
-                await asyncio.sleep(0.002)
-
-        await asyncio.wait_for(reached(), 30.0)
-
-    async def submit(self, id: str, requester: str, gpu: int, **fields: Any) -> Any:
-        """A request for GPUs enters."""
-        amounts = {"gpu": gpu, "step_run": 1}
-        return await self.ask("submit", id=id, requester=requester, amounts=amounts, **fields)
-
-
-Play = Callable[[Callable[[Shells], Coroutine[Any, Any, None]]], None]
-
-
-@pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Runs a coroutine function with the shells of a coordinator and of pool p, where `high` stands above `low`."""
-
-    def run(story: Callable[[Shells], Coroutine[Any, Any, None]]) -> None:
-        async def main() -> None:
-            shells = Shells(monkeypatch)
-            shells.start()
-            policies = [["policy", PolicyConfig("p", *each).to_wire()] for each in (("low",), ("high", 1))]
-            await shells.ask("change", changes=[["pool", pool("p").to_wire(), "p#1"], *policies])
-            await story(shells)
-            shells.stop()
-            forget(shells.address)
-
-        asyncio.run(main())
-
-    return run
-
-
-def test_the_shells_give_full_terms_from_the_restart_on(play: Play) -> None:
-    """Fault: the core is made before its shell has a clock, and terms run from the last event in the log."""
-
-    async def story(shells: Shells) -> None:
-        await shells.submit("l", "low", 2)
-        await shells.until({"l": "allocated"})
-        await shells.submit("h", "high", 2, lease_s=50.0)
-        await shells.until({"l": "preempting", "h": "queued"})
-        shells.clock.set(4600.0)
-        shells.start()
-        assert shells.coordinator.next_event_at() == 4650.0
-        assert shells.pool.next_event_at() == 4630.0
-        await shells.until({"l": "preempting", "h": "queued"})
-        shells.clock.set(4630.0)
-        shells.pool.schedule_turn()
-        await shells.until({"l": "preempted", "h": "allocated"})
-
-    play(story)
-
-
-def full(shells: Shells, name: str) -> None:
-    log = memory_log(shells.address, name)
-    assert log is not None
-    log.next_fault = "full"
-
-
-def test_a_shell_whose_append_fails_tells_its_callers_and_goes_on(play: Play) -> None:
-    """Fault: a caller waits for ever, or hears of what is not in the log; links to the others hang from then on."""
-
-    async def story(shells: Shells) -> None:
-        digest = shells.coordinator.state.digest()
-        full(shells, "coordinator")
-        with pytest.raises(AppendFailed):
-            await shells.submit("x", "low", 1)
-        assert shells.coordinator.state.digest() == digest
-        await shells.submit("x", "low", 1)
-        await shells.until({"x": "allocated"})
-        full(shells, "pool:p")
-        await shells.submit("y", "low", 1)  # p can't write that it queues: it is told again
-        await shells.until({"x": "allocated", "y": "allocated"})
-
-    play(story)
-
-
-def test_whoever_waits_for_the_end_is_answered_although_a_turn_in_between_fails(play: Play) -> None:
-    """Fault: the turn that brings the end is undone, and with it whom to answer."""
-
-    async def story(shells: Shells) -> None:
-        await shells.submit("x", "low", 1)
-        await shells.until({"x": "allocated"})
-        released = asyncio.ensure_future(shells.ask("release", id="x"))
-        while not shells.coordinator.state.requests["x"].asked:
-            await asyncio.sleep(0)
-        full(shells, "coordinator")
-        view = await asyncio.wait_for(released, 30.0)
-        assert view["state"] == "released"
-        log = memory_log(shells.address, "coordinator")
-        assert log is not None
-        assert log.next_fault == "", "the fault was met"
-
-    play(story)
