@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Protocol
 
 
@@ -27,10 +28,15 @@ class WallClock:
 
 
 class ManualClock:
-    """Stands still until it is told to move: for scenarios on live actors."""
+    """Stands still until it is told to move: for scenarios on live actors.
 
-    def __init__(self, last_logged: float) -> None:
+    `file` holds the time that it starts at: that of the runner, which goes on while the actor is away.
+    """
+
+    def __init__(self, last_logged: float, file: str = "") -> None:
         self._now = last_logged
+        if file:
+            self.set(float(Path(file).read_text()))
 
     def now(self) -> float:
         """The time that was last set."""
@@ -42,5 +48,6 @@ class ManualClock:
 
 
 def make_clock(kind: str, last_logged: float) -> Clock:
-    """`wall`, or `manual`."""
-    return ManualClock(last_logged) if kind == "manual" else WallClock(last_logged)
+    """`wall`, `manual`, or `manual:FILE` with the time to start at."""
+    name, _, file = kind.partition(":")
+    return ManualClock(last_logged, file) if name == "manual" else WallClock(last_logged)

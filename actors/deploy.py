@@ -138,11 +138,6 @@ def difference(
     return [*(["unpolicy", requester, pool] for requester, pool in sorted(attached)), *changes]
 
 
-def disconnect() -> None:
-    """Leave the cluster that this process is connected to."""
-    ray.shutdown()
-
-
 def running_actors(namespace: str) -> list[str]:
     """The names of the pools' actors in a namespace."""
     found = list_named_actors(all_namespaces=True)

@@ -12,6 +12,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -24,7 +25,7 @@ from ray_pools.errors import BadInput, PoolsError, Refused, Unreachable
 
 _SETTLE_TIMEOUT_S = 60.0
 _PAUSE_S = 0.002
-_OPTIONS = {"clock": "manual", "prewarm": False, "resend_s": 0.01}
+_OPTIONS = {"prewarm": False, "resend_s": 0.01}
 _COORDINATOR = "coordinator"
 _numbers = itertools.count(1)
 
@@ -40,7 +41,10 @@ class LiveWorld:
         self.now = 0.0
         self.names = sorted(pools)
         self._handles: dict[str, Any] = {}
-        deploy.up(pools, policies, namespace=self.namespace, store=self.directory, options=_OPTIONS)
+        self._clock = Path(self.directory, "now")
+        self._clock.write_text(repr(self.now))
+        options = {**_OPTIONS, "clock": f"manual:{self._clock}"}
+        deploy.up(pools, policies, namespace=self.namespace, store=self.directory, options=options)
         self.settle()
 
     # --- asking
@@ -94,6 +98,7 @@ class LiveWorld:
     def _set_time(self, now: float) -> list[float]:
         """Everybody's clock: leases first, then deadlines, then walks. Returns when something is due next."""
         self.now = now
+        self._clock.write_text(repr(now))
         self._ask(self.names, {"op": "clock", "now": now, "hold": True})
         self._coordinator({"op": "clock", "now": now})
         self.settle()

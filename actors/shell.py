@@ -87,7 +87,6 @@ class Shell:
         self.loop = asyncio.get_running_loop()
         self.store: Store = open_store(store_address, name)
         self.epoch = self.store.open()
-        self.clock_kind = clock
         self._ops: dict[str, Callable[[dict[str, Any]], Any]] = {
             "ping": self._op_ping,
             "digest": self._op_digest,
@@ -250,7 +249,7 @@ class Shell:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.clock_kind == "manual":
+        if isinstance(self.clock, ManualClock):
             return
         at = self.next_event_at()
         delay = retry_s if at is None else min(max(at - self.clock.now(), 0.001), _TIMER_MAX_S)

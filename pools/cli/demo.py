@@ -193,9 +193,9 @@ def _leave_ray() -> None:
     import sys
 
     if "ray" in sys.modules:
-        from ray_pools.client.demo import disconnect
+        from ray_pools.client import disconnect_ray
 
-        disconnect()
+        disconnect_ray()
 
 
 def _check_logs(config: Config, live: dict[str, dict[str, Any]]) -> str:

@@ -223,12 +223,12 @@ def _pools_for(
 def _bring_up(config: Config, stack: contextlib.ExitStack) -> None:
     """Makes the pools, unless they run; running ones must have this very configuration."""
     from ray_pools.actors import deploy
-    from ray_pools.client.replay import disconnect
+    from ray_pools.client import disconnect_ray
 
     keep_ray_quiet()
     stack.enter_context(deploy.empty_directory())
     connect_ray(None)
-    stack.callback(disconnect)
+    stack.callback(disconnect_ray)
     pools, policies = config.core_pools(), config.core_policies()
     if deploy.running_actors(config.namespace):
         _must_match(config)

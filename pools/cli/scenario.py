@@ -71,11 +71,12 @@ def _live_worlds(address: str | None) -> Iterator[WorldFactory]:
     try:
         keep_ray_quiet()
         from ray_pools.actors import deploy, live_world
+        from ray_pools.client import disconnect_ray
 
         with deploy.empty_directory():
             connect_ray(address)
         yield live_world.make_world
-        deploy.disconnect()
+        disconnect_ray()
     finally:
         if started is not None:
             started.stop()

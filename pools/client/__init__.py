@@ -8,7 +8,7 @@ from .client import DEFAULT_NAMESPACE, Client, connect
 from .slot import Slot
 from .submission import DEFAULT_LEASE_S, Submission
 from .ticket import Ticket
-from .transport import connect_ray
+from .transport import connect_ray, disconnect_ray
 from .views import FINAL_STATES, View
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "View",
     "connect",
     "connect_ray",
+    "disconnect_ray",
 ]

@@ -273,10 +273,3 @@ def run_demo(
         finally:
             run.stop()
         return {**run.summary(), "digests": digests}
-
-
-def disconnect() -> None:
-    """This process leaves Ray. Harmless if it never was there."""
-    import ray
-
-    ray.shutdown()

@@ -12,7 +12,6 @@ duration, as a job does that writes a checkpoint when it is told to stop.
 from __future__ import annotations
 
 import contextlib
-import io
 import queue
 import time
 import uuid
@@ -128,15 +127,6 @@ class Work(Protocol):
     def nodes(self) -> int:
         """Nodes of the cluster, the head among them."""
         ...
-
-
-def disconnect() -> None:
-    """This process leaves its Ray cluster, without a word of Ray's; harmless if it is in none."""
-    import ray
-
-    # what Ray's log listener kept back as repetitions, it would print to stdout now
-    with contextlib.redirect_stdout(io.StringIO()):
-        ray.shutdown()
 
 
 @dataclass(eq=False)

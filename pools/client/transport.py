@@ -7,6 +7,7 @@ repeat by its id. Answers come as futures, so that no thread of ours is ever stu
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import threading
@@ -200,6 +201,15 @@ def connect_ray(address: str | None = None, quiet: bool = False) -> None:
         if "uthentication" in f"{type(problem).__name__} {problem}":
             raise Unreachable(_refused_by_ray(problem)) from None
         raise Unreachable(f"no Ray cluster answers at {given!r}: {one_line(str(problem))}") from None
+
+
+def disconnect_ray() -> None:
+    """This process leaves its Ray cluster, without a word of Ray's; harmless if it is in none."""
+    import ray
+
+    # what Ray's log listener kept back as repetitions, it would print to stdout now
+    with contextlib.redirect_stdout(io.StringIO()):
+        ray.shutdown()
 
 
 def _check_address(field: str, address: object) -> None:
