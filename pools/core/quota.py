@@ -150,10 +150,11 @@ class Ledger:
 
     def capacity_cause(self, need: Need) -> str | None:
         """Why the pool's capacity keeps the request waiting, or None: the third line of section 4."""
-        booked, held, promised = self.booked, self.held, self.promised
+        booked = self.booked
         for key, _, room, _, _ in need:
             if booked[key] > room:
                 return WAITING_CAPACITY
+        held, promised = self.held, self.promised
         for key, _, room, _, _ in need:
             if held[key] + promised[key] > room:
                 return AWAITING_PREEMPTION

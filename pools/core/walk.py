@@ -34,6 +34,7 @@ def open_kinds(state: PoolState, now: float) -> Iterator[tuple[Kind, str | None]
     strict = config.queueing == "strict"
     starved_before = now - config.starvation_after_s
     pinned = any(ledger.pinned.values())
+    capacity_cause = ledger.capacity_cause
     borrowers_held = False
     for kind in state.queue.ordered(ledger):
         if borrowers_held and not kind.share:
@@ -41,11 +42,10 @@ def open_kinds(state: PoolState, now: float) -> Iterator[tuple[Kind, str | None]
         need = kind.need
         if need is None:
             continue
-        cause = kind.policy_cause
-        if cause is not None:
-            yield kind, cause
+        if kind.policy_cause is not None:
+            yield kind, kind.policy_cause
             continue
-        cause = ledger.capacity_cause(need)
+        cause = capacity_cause(need)
         yield kind, cause
         if cause is not None and not (pinned and not ledger.fits_beside_pinned(need)):
             if kind.share:
@@ -73,7 +73,10 @@ def first_preemption(
     state: PoolState, now: float, asking: list[tuple[Kind, str]]
 ) -> tuple[Attempt, list[Attempt]] | None:
     """The first of these, in order, that fits once others are stopped, and these others."""
+    lowest, borrowers = state.lowest_borrower()
     for kind, cause in asking:
+        if not (kind.share or (borrowers and kind.priority > lowest)):
+            continue  # a quick no: nobody borrows whom it could stop
         victims = victims_for(state, now, kind, cause)
         head = kind.head() if victims else None
         if head is not None:
@@ -86,10 +89,8 @@ def victims_for(state: PoolState, now: float, kind: Kind, cause: str | None) -> 
     takes_back = kind.share and not kind.preemptible  # from its requester's own work, at its limit too
     if kind.need is None or not (cause == quota.WAITING_CAPACITY or (takes_back and cause == quota.AT_LIMIT)):
         return []
-    if not takes_back:  # a quick no: nobody borrows whom it could stop
-        lowest, borrowers = state.lowest_borrower()
-        if not borrowers or not (kind.share or kind.priority > lowest):
-            return []
+    if not (takes_back or state.lowest_borrower()[1]):  # nobody borrows anything
+        return []
     asker = Asker(kind.requester, kind.need, kind.preemptible, kind.share, kind.priority)
     min_runtime_s = state.config.min_runtime_s if state.config else 0.0
     return find_victims(state.ledger, state.holders, state.policies, asker, now, min_runtime_s)
