@@ -233,6 +233,20 @@ def test_a_zombie_can_neither_write_nor_be_heard(make: MakeWorld) -> None:
     assert world.states()["on-p"] == "allocated@p"
 
 
+def test_room_that_is_promised_no_more_is_room_for_others_of_the_same_requester(make: MakeWorld) -> None:
+    """Fault: who waits at its limit because of a promise is not looked at again when the promise is gone."""
+    world = make(
+        [pool("p"), pool("q", gpu=1)], [PolicyConfig("p", "a", 0, {}, {"gpu": 2}), PolicyConfig("q", "a", 1)]
+    )
+    world.submit("x", "a", 1)
+    world.exchange(COORDINATOR, "p")  # promised; q is better and has not spoken
+    world.submit("y", "a", 2)  # p alone admits it
+    world.exchange(COORDINATOR, "p")
+    assert world.states() == {"x": "queued", "y": "queued"}
+    world.run()
+    assert world.states() == {"x": "allocated@q", "y": "allocated@p"}
+
+
 # ---------------------------------------------------------------- time alone
 
 
@@ -288,6 +302,27 @@ def test_a_pool_in_use_can_not_be_taken_away(make: MakeWorld) -> None:
         "full": "released",
         "later": "allocated@q",
     }
+
+
+def test_a_pool_that_comes_back_with_its_old_log_is_told_everything(make: MakeWorld) -> None:
+    """Fault: the link goes on where the pool of that name was, whose log knows less: neither side hears the other."""
+    world = make([pool("p"), pool("q")], [PolicyConfig("q", "a"), PolicyConfig("p", "a")])
+    for id in ("x", "y"):
+        world.submit(id, "a", 2)
+        world.run()
+        world.about("release", id)
+        world.run()
+    world.ask("change", [("unpool", "p")])
+    world.run()
+    world.restart("p")
+    world.fails_in[COORDINATOR] = 0
+    new = [("pool", pool("p", gpu=5), "p#2"), ("policy", PolicyConfig("p", "a"))]
+    world.try_to(lambda: world.ask("change", new))
+    world.ask("change", new)
+    world.run()
+    world.submit("z", "a", 5)
+    world.run()
+    assert world.states()["z"] == "allocated@p"
 
 
 def test_what_a_pool_said_before_it_fell_silent_counts_as_no(make: MakeWorld) -> None:

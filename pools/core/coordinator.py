@@ -130,10 +130,9 @@ class Coordinator:
     def resume(self, soft: Soft, before: Coordinator) -> None:
         """Go on in the same epoch after a turn that failed: `soft` is of its start, `before` the core that failed."""
         for name, (epoch, head, heard, acked) in soft.links.items():
-            if name in self.state.pools:
-                link = self._link(name)
-                link.epoch, link.head, link.heard, link.acked = epoch, head, heard, acked
-                self._rebuild(name)
+            link = self._link(name)
+            link.epoch, link.head, link.heard, link.acked = epoch, head, heard, acked
+            self._rebuild(name)
         self.bids_seen, self.greeted, self.silent = soft.bids_seen, before.greeted, before.silent
         decided = {**before._decided_before, **before._decided}
         for id, request in self.state.waiting_or_holding.items():
@@ -470,6 +469,9 @@ class Coordinator:
         """
         state = self.state
         self._emit(ev.Changed(state.version + 1, merge(state, changes)))
+        for kind, *rest in changes:
+            if kind == "unpool":  # one that comes back under this name, perhaps with its old log, is told everything
+                self._link(rest[0]).acked = 0
         for pool, seq in state.configured.items():
             if seq == state.seq:
                 self._link(pool).note("", seq)

@@ -400,14 +400,12 @@ class Pool:
         kind = state.queue.kind(attempt)
         self._bid(attempt, ROOM, kind.share)
         state.queue.remove(attempt)
-        state.ledger.book(attempt.requester, attempt.amounts, attempt.preemptible)
-        state.ledger.promise(attempt.amounts)
+        state.promise(attempt)
         self.promised[attempt.id] = attempt
 
     def _unpromise(self, id: str) -> None:
         attempt = self.promised.pop(id)
-        self.state.ledger.book(attempt.requester, attempt.amounts, attempt.preemptible, -1)
-        self.state.ledger.promise(attempt.amounts, -1)
+        self.state.promise(attempt, -1)
         self.state.join_queue(attempt)
         self._unanswered[id] = attempt
         self._needs_walk = True

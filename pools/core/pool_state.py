@@ -155,6 +155,12 @@ class PoolState:
         self.queue.touch(requester)
         self._used.add(requester)
 
+    def promise(self, attempt: Attempt, sign: int = 1) -> None:
+        """Room that a bid promises is booked, and counts as held for all others (soft: no event says so)."""
+        self.ledger.book(attempt.requester, attempt.amounts, attempt.preemptible, sign)
+        self.ledger.promise(attempt.amounts, sign)
+        self._touch(attempt.requester)
+
     def lowest_borrower(self) -> tuple[float, int]:
         """The lowest priority among requesters whose grants could be victims at all, and how many these are.
 
