@@ -133,50 +133,6 @@ def test_after_a_failed_turn_bids_are_made_again(make: MakeWorld, who: str) -> N
     assert {shown["y"], shown["z"]} <= {"allocated@p", "allocated@q"}
 
 
-def a_day(world: LiveStyle) -> None:
-    """Something of everything: sharing, preemption, a retry, a cancel, a lost group, changes, releases."""
-
-    def again(act: Callable[[], Any]) -> None:
-        while not world.try_to(act):
-            pass
-        world.run()
-
-    again(lambda: world.submit("low", "a", 2, retries=1))
-    again(lambda: world.submit("low2", "a", 2))
-    again(lambda: world.submit("wait", "a", 1))
-    again(lambda: world.submit("high", "b", 2))
-    again(lambda: world.about("stopped", "low"))
-    again(lambda: world.about("stopped", "low2"))
-    again(lambda: world.ask("change", [("policy", PolicyConfig("q", "b", 3))]))
-    again(lambda: world.submit("third", "b", 1))
-    again(lambda: world.about("cancel", "wait"))
-    for id in ("high", "third", "low", "low2"):
-        again(lambda: world.about("release", id))  # noqa: B023 - called at once
-
-
-@pytest.mark.parametrize("who", [COORDINATOR, "p", "q"])
-def test_whichever_append_fails_the_day_ends_the_same(make: MakeWorld, who: str) -> None:
-    """Fault: a link, a bid or a placement group that a turn had moved stays where it was, and something hangs."""
-
-    def played(fails_in: int | None) -> LiveStyle:
-        policies = [PolicyConfig("p", "a", 1), PolicyConfig("q", "a"), PolicyConfig("p", "b", 9)]
-        world = make([pool("p", placement=PLACEMENT), pool("q")], policies)
-        if fails_in is not None:
-            world.fails_in[who] = fails_in
-        a_day(world)
-        assert world.left_behind() == []
-        return world
-
-    smooth = played(None)
-    assert smooth.failed_turns == 0
-    for number in range(1000):
-        world = played(number)
-        if not world.failed_turns:
-            assert number > 10
-            return
-        assert world.states() == smooth.states(), f"append {number} of {who}"
-
-
 # ---------------------------------------------------------------- restarts and bids
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.coordinator_state import FINAL
 from ray_pools.core.pool import Place, Pool
 from ray_pools.core.queue import GRANTED, PREEMPTING
+from ray_pools.core.system import System
+from ray_pools.errors import PoolsError
 from ray_pools.store.memory import memory_log
 
 PLACEMENT = {"strategy": "PACK", "provision_timeout_s": 60.0}
@@ -282,3 +285,130 @@ _FAULTS = (
     *("lost", "repeated", "restart", "zombie", "failed turn", "refused", "not placed", "group lost"),
     *("change pool", "change policy", "change unpolicy"),
 )
+
+
+# ---------------------------------------------------------------- every append of a day, one after the other
+
+
+def a_day(world: LiveStyle) -> None:
+    """Something of everything: sharing, preemption, a retry, a change, a cancel, releases."""
+
+    def again(act: Callable[[], Any]) -> None:
+        while not world.try_to(act):
+            pass
+        world.run()
+
+    again(lambda: world.submit("low", "a", 2, retries=1))
+    again(lambda: world.submit("low2", "a", 2))
+    again(lambda: world.submit("wait", "a", 1))
+    again(lambda: world.submit("high", "b", 2))
+    again(lambda: world.about("stopped", "low"))
+    again(lambda: world.ask("change", [("policy", PolicyConfig("q", "b", 3))]))
+    again(lambda: world.submit("third", "b", 1))
+    again(lambda: world.about("stopped", "low2"))
+    again(lambda: world.about("cancel", "wait"))
+    for id in ("high", "third", "low", "low2"):
+        again(lambda: world.about("release", id))  # noqa: B023 - called at once
+
+
+def day(who: str, fails_in: int | None) -> LiveStyle:
+    pools = {"p": PoolConfig("p", {"gpu": 2}, placement=PLACEMENT), "q": PoolConfig("q", {"gpu": 2})}
+    world = LiveStyle(pools, [PolicyConfig("p", "a", 1), PolicyConfig("q", "a"), PolicyConfig("p", "b", 9)])
+    if fails_in is not None:
+        world.fails_in[who] = fails_in
+    a_day(world)
+    assert world.left_behind() == []
+    assert world.auditor.problems == []
+    world.close()
+    return world
+
+
+@pytest.mark.parametrize("who", [COORDINATOR, "p", "q"])
+def test_whichever_append_fails_the_day_ends_the_same(who: str) -> None:
+    """Fault: a link, a bid or a placement group that a turn had moved stays where it was, and something hangs."""
+    smooth = day(who, None)
+    assert smooth.failed_turns == 0
+    for number in range(1000):
+        world = day(who, number)
+        if not world.failed_turns:
+            assert number > 10
+            return
+        assert world.states() == smooth.states(), f"append {number} of {who}"
+    raise AssertionError("a day without an end")
+
+
+# ---------------------------------------------------------------- the same as in lockstep
+
+
+def shaken(world: LiveStyle, rng: random.Random) -> None:
+    """Messages are lost, repeated and late; what arrives brings turns. Then all arrives."""
+    for _ in range(rng.randrange(10)):
+        who = rng.choice(list(world.cores))
+        if rng.random() < 0.5 and world.has_news(who, next(iter(world.peers(who)))):
+            world.send(who, world.peers(who)[0])
+        elif world.air:
+            flight = rng.choice(world.air)
+            if rng.random() < 0.6:
+                world.try_to(lambda: world.deliver(flight))  # noqa: B023 - called at once
+            if rng.random() < 0.6:
+                world.air.remove(flight)
+    world.run()
+
+
+def both(seed: int) -> None:
+    """One pool, live and in lockstep: after each command both show the same."""
+    rng = random.Random(seed)
+    pool = random_pool(rng, "p")._replace(placement=None, capacity={"gpu": rng.randint(3, 6)})
+    policies = [random_policy(rng, "p", team) for team in TEAMS]
+    system, world = System({"p": pool}, policies), LiveStyle({"p": pool}, policies)
+    for number in range(25):
+        ids = list(system.states()) or ["nobody"]
+        what, id, team = rng.random(), rng.choice(ids), rng.choice(TEAMS)
+        if what < 0.5:
+            hard, gpu = rng.random() < 0.2, rng.choice([1, 1, 2, 3])
+            # retries: a live pool walks before it hears that its victim waits again. Half a second: no two ends at once
+            lease_s = rng.choice([0.0, 0.0, 30.5])
+            name = f"r{number}"
+            system.submit(name, team, {"gpu": gpu}, preemptible=not hard, lease_s=lease_s)
+            world.submit(name, team, gpu, preemptible=not hard, lease_s=lease_s)
+        elif what < 0.75:
+            verb = rng.choice(["release", "cancel", "renew", "stopped"])
+            refused = [outcome(lambda: getattr(system, verb)(id)), outcome(lambda: world.about(verb, id))]  # noqa: B023
+            assert refused[0] == refused[1] or verb == "stopped"
+        elif what < 0.85:
+            policy = random_policy(rng, "p", team)
+            assert outcome(lambda: system.attach(policy)) == outcome(  # noqa: B023
+                lambda: world.ask("change", [("policy", policy)])  # noqa: B023
+            )
+        elif what < 0.9:
+            who = rng.choice(["coordinator", "p"])
+            system.restart(who)
+            world.restart(who)
+        else:
+            seconds = rng.choice([1.0, 10.0, 31.0])
+            system.advance(seconds)
+            world.advance(world.now + seconds)
+        shaken(world, rng)
+        in_order = [attempt.id for attempt in world.pool("p").state.in_order()]
+        live = world.states(), world.held("p"), in_order
+        assert live == (system.states(), system.usage()["p"], system.queue()["p"]), (
+            f"seed {seed}, step {number}"
+        )
+    assert world.auditor.problems == []
+    world.close()
+
+
+def outcome(act: Callable[[], Any]) -> str:
+    """What refused it, or nothing."""
+    try:
+        act()
+    except PoolsError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_one_pool_live_decides_as_in_lockstep(block: int) -> None:
+    """Fault: loss, repetition or order of messages, or a restart, changes who is granted and who is stopped."""
+    for seed in range(block * 100, block * 100 + 100):
+        both(seed)

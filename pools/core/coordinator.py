@@ -470,7 +470,8 @@ class Coordinator:
         state = self.state
         self._emit(ev.Changed(state.version + 1, merge(state, changes)))
         for kind, *rest in changes:
-            if kind == "unpool":  # one that comes back under this name, perhaps with its old log, is told everything
+            # one that comes back under this name, perhaps with its old log, is told everything
+            if kind == "unpool":
                 self._link(rest[0]).acked = 0
         for pool, seq in state.configured.items():
             if seq == state.seq:

@@ -385,6 +385,8 @@ class Pool:
                     bidder = attempt
                     break
                 self.start(attempt, victims)
+                if any(self.deadlines.get(victim.id) == self.now for victim in victims):
+                    self.tick()  # they have no grace, and stop before anyone looks for other victims
             elif attempt.owned:
                 self.start(attempt, None)
             else:
