@@ -222,7 +222,12 @@ MUTANTS = [
         '        elif told != "ending" and (told, detail)',
         '        elif self.renew(request) or told != "ending" and (told, detail)',
     ),
-    Mutant("lease: never runs out", "core/coordinator.py", 'self._ask_end(self.state.requests[id], "expire")', "pass"),
+    Mutant(
+        "lease: never runs out",
+        "core/coordinator.py",
+        'self._ask_end(self.state.requests[id], "expire")',
+        "pass",
+    ),
     Mutant(
         "deadline: one grace too long",
         "core/pool.py",
