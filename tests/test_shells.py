@@ -89,6 +89,14 @@ class Shells:
 
         await asyncio.wait_for(reached(), 30.0)
 
+    async def chat(self) -> None:
+        """Each side hears how far the other is, which neither logs."""
+        for _ in range(2):
+            message = list(self.pool.core.outgoing())
+            await self.coordinator.command([{"op": "exchange", "pool": "p", "message": message}])
+            answer = list(self.coordinator.core.outgoing("p"))
+            await self.pool.command([{"op": "exchange", "message": answer, "answer": True}])
+
     async def submit(self, id: str, requester: str, gpu: int, **fields: Any) -> Any:
         """A request for GPUs enters."""
         amounts = {"gpu": gpu, "step_run": 1}
@@ -154,11 +162,23 @@ def test_a_shell_whose_append_fails_tells_its_callers_and_goes_on(play: Play) ->
         with pytest.raises(AppendFailed):
             await shells.submit("x", "low", 1)
         assert shells.coordinator.state.digest() == digest
-        await shells.submit("x", "low", 1)
-        await shells.until({"x": "allocated"})
-        full(shells, "pool:p")
-        await shells.submit("y", "low", 1)  # p can't write that it queues: it is told again
-        await shells.until({"x": "allocated", "y": "allocated"})
+        ended: dict[str, str] = {}
+        for number in range(5):
+            id = f"r{number}"
+            await shells.chat()
+            full(shells, "coordinator")
+            with pytest.raises(AppendFailed):
+                await shells.submit(id, "low", 1)
+            if number % 2:
+                full(shells, "pool:p")  # it can't write that the request queues: it is told again
+            await shells.submit(id, "low", 1)
+            await shells.until({**ended, id: "allocated"})
+            full(shells, "coordinator")
+            with pytest.raises(AppendFailed):
+                await shells.ask("release", id=id)
+            await shells.ask("release", id=id)
+            ended[id] = "released"
+            await shells.until(ended)
 
     play(story)
 
