@@ -17,6 +17,7 @@ from ray_pools.core.coordinator_state import FINAL, TAKEN, CoordinatorState, Req
 from ray_pools.core.demand import pool_views
 from ray_pools.core.link import Message
 from ray_pools.errors import PoolsError
+from ray_pools.limits import check_name
 
 _PREWARM_EVERY_S = 0.2
 _FORGET_EVERY_S = 60.0
@@ -224,8 +225,8 @@ class CoordinatorShell(Shell):
         }
 
     def _op_change(self, op: dict[str, Any]) -> dict[str, Any]:
-        self.core.change(commands.changes(op["changes"]))
-        return {"version": self.state.version}
+        changes = commands.changes(op["changes"])
+        return {"version": self.core.change(changes, check_name("id", op["id"]) if op.get("id") else "")}
 
     def _op_status(self, op: dict[str, Any]) -> dict[str, Any]:
         counts: dict[str, int] = {}

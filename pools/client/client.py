@@ -354,15 +354,20 @@ class Client:
 
     # --- an operator's commands
 
-    def change(self, changes: Iterable[Sequence[Any]]) -> int:
+    def change(self, changes: Iterable[Sequence[Any]], id: str | None = None) -> int:
         """Changes pools and policies, all or nothing; returns the configuration's new version. A change is
         ["pool", config, uid], ["policy", config], ["unpool", name] or ["unpolicy", requester, pool].
 
+        The same call again with the same `id` (by default each call has its own) changes nothing twice.
+
         Raises:
             BadInput: the whole would break a rule (docs/rules.md section 9); nothing has changed.
+            Refused: the id belongs to other changes (`id_in_use`), or what is to go is not there.
+            Unreachable: not known whether it was changed; the same call with the same id is safe.
         """
+        command_id = uuid.uuid4().hex if id is None else check_name("id", id)
         sent = [[*change] for change in changes]
-        version: int = self._coordinator({"op": "change", "changes": sent})["version"]
+        version: int = self._coordinator({"op": "change", "id": command_id, "changes": sent})["version"]
         return version
 
     def release(self, id: str, operator: str | None = None) -> View:

@@ -458,17 +458,20 @@ class Coordinator:
 
     # --- pools and policies (section 9)
 
-    def change(self, changes: Sequence[Sequence[Any]]) -> None:
-        """Change pools and policies, all of it or nothing; then each waiting request is admitted anew.
+    def change(self, changes: Sequence[Sequence[Any]], id: str = "") -> int:
+        """Change pools and policies, all of it or nothing; then each waiting request is admitted anew. Returns the
+        version. With the id of a change that was made before nothing changes: the answer is its version.
 
         Changes: ("pool", PoolConfig, uid), ("unpool", name), ("policy", PolicyConfig), ("unpolicy", requester, pool).
 
         Raises:
             BadInput: what would come out breaks a rule of section 9; names field, value and what would be right.
-            Refused: there is no such pool or policy to take away.
+            Refused: no such pool or policy to take away; the id belongs to other changes (`id_in_use`).
         """
         state = self.state
-        self._emit(ev.Changed(state.version + 1, merge(state, changes)))
+        if (made := state.made_before(id, changes)) is not None:
+            return made
+        self._emit(ev.Changed(state.version + 1, merge(state, changes), id))
         for kind, *rest in changes:
             # one that comes back under this name, perhaps with its old log, is told everything
             if kind == "unpool":
@@ -477,6 +480,7 @@ class Coordinator:
             if seq == state.seq:
                 self._link(pool).note("", seq)
         self._admit_anew()
+        return state.version
 
     def _admit_anew(self) -> None:
         """Each waiting request joins the pools that admit it now, leaves those that don't, or is rejected."""

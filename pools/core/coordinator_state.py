@@ -8,6 +8,7 @@ numbered by the event that it follows from). What is soft (leases, the pools' an
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -15,10 +16,14 @@ import msgpack
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.quota import NO_POLICY, admission_cause
+from ray_pools.errors import Refused
 
 OPEN = "open"
 TAKEN = "taken"
 FINAL = "final"
+
+# So many ids of changes are kept: who repeats one has not heard of the answer yet, and is not far behind.
+CHANGE_IDS_KEPT = 1000
 
 FINAL_STATES = frozenset(("released", "rejected", "cancelled", "preempted", "expired"))
 
@@ -154,6 +159,8 @@ class CoordinatorState:
         self.policies: dict[str, dict[str, PolicyConfig]] = {}
         # pool -> the event that last changed what it must go by
         self.configured: dict[str, int] = {}
+        # id of a change -> the version that it made, and a hash of what it changed; the oldest first
+        self.changes_made: dict[str, tuple[int, bytes]] = {}
         self.ages = 0
         self.requests: dict[str, Request] = {}
         self.peers: dict[str, ev.Peer] = {}
@@ -195,6 +202,24 @@ class CoordinatorState:
         """The pool's policies, by requester."""
         return [self.policies[r][pool] for r in sorted(self.policies) if pool in self.policies[r]]
 
+    def made_before(self, command_id: str, changes: Sequence[Sequence[Any]]) -> int | None:
+        """The version that this very change made when it came for the first time; None if it is new, or has no id.
+
+        Raises:
+            Refused: the id belongs to other changes (`id_in_use`).
+        """
+        known = self.changes_made.get(command_id)
+        if known is None:
+            return None
+        wire = [[part if isinstance(part, str) else part.to_wire() for part in change] for change in changes]
+        if known[1] != _change_hash(wire):
+            raise Refused(
+                "id_in_use",
+                f"change id {command_id!r} belongs to other changes, which made version {known[0]}: use a new id",
+                {"id": command_id},
+            )
+        return known[0]
+
     # --- the fold
 
     def apply(self, event: Any, at: float) -> None:
@@ -205,6 +230,10 @@ class CoordinatorState:
 
     def _changed(self, event: ev.Changed, at: float) -> None:
         self.version = event.version
+        if event.command_id:
+            self.changes_made[event.command_id] = event.version, _change_hash(event.changes)
+            if len(self.changes_made) > CHANGE_IDS_KEPT:
+                del self.changes_made[next(iter(self.changes_made))]
         for kind, *rest in event.changes:
             if kind == "pool":
                 config = PoolConfig.from_wire(rest[0])
@@ -323,6 +352,7 @@ class CoordinatorState:
                 self.policies[r][p].to_wire() for r in sorted(self.policies) for p in sorted(self.policies[r])
             ],
             "peers": [list(self.peers[name]) for name in sorted(self.peers)],
+            "changes_made": [[id, *made] for id, made in self.changes_made.items()],
             "requests": [_dump(self.requests[id]) for id in sorted(self.requests)],
         }
 
@@ -339,6 +369,7 @@ class CoordinatorState:
         for wire in dumped["policies"]:
             policy = PolicyConfig.from_wire(wire)
             state.policies.setdefault(policy.requester, {})[policy.pool] = policy
+        state.changes_made = {id: (version, made) for id, version, made in dumped["changes_made"]}
         state.peers = {fields[0]: ev.Peer(*fields) for fields in dumped["peers"]}
         requests = [_load(fields) for fields in dumped["requests"]]
         for request in requests:
@@ -353,6 +384,10 @@ class CoordinatorState:
     def digest(self) -> str:
         """A hash of the durable state: equal logs give equal digests (docs/rules.md section 10.7)."""
         return hashlib.blake2b(msgpack.packb(self.dump()), digest_size=16).hexdigest()
+
+
+def _change_hash(changes: list[list[Any]]) -> bytes:
+    return hashlib.blake2b(msgpack.packb(changes), digest_size=16).digest()
 
 
 _FIELDS = sorted(set(Request.__slots__) - {"answers", "amounts", "pools", "directives"})

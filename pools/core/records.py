@@ -96,10 +96,13 @@ class Ended(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """Pools and policies changed, all of it or nothing (rules 9). Each change is a list that starts with its kind."""
+    """Pools and policies changed, all of it or nothing (rules 9). Each change is a list that starts with its kind.
+    `command_id`: of the command, so that one that is repeated changes nothing; "" where it had none.
+    """
 
     version: int
     changes: list[list[Any]]
+    command_id: str = ""
 
 
 class Submitted(NamedTuple):
