@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from ray_pools import wire
@@ -18,6 +19,7 @@ from ray_pools.errors import PoolsError
 # The coordinator's own message brings our news back; what it did not is said again after this long.
 RESEND_S = 0.5
 _QUEUE_SHOWN = 100
+_REPORT_AGAIN_S = 1.0
 
 
 class PoolShell(Shell):
@@ -30,6 +32,7 @@ class PoolShell(Shell):
         self.pool = pool
         self.namespace = namespace
         self._answered = False
+        self._reports: set[asyncio.Task[None]] = set()
         self._resend_s = float(options.get("resend_s", RESEND_S))
         self._placement: Any = None
         self.placer = Placer(namespace, pool, self._post)
@@ -42,7 +45,7 @@ class PoolShell(Shell):
             lambda message: self.command([{"op": "exchange", "message": list(message), "answer": True}]),
         )
         self._configure_placer()
-        if self.state.places:
+        if self.state.places or any(a.placed and a.placed.get("pg") for a in self.state.attempts.values()):
             holding = [a for a in self.state.attempts.values() if a.state in HOLDING]
             self.placer.reconcile(
                 {(a.id, a.k) for a in holding},
@@ -91,8 +94,13 @@ class PoolShell(Shell):
         self.loop.call_soon_threadsafe(self._posted, {"op": "_" + kind, "id": id, "k": k, "payload": payload})
 
     def _posted(self, op: dict[str, Any]) -> None:
-        task = self.loop.create_task(self.command([op]))
-        task.add_done_callback(lambda done: done.exception())
+        self._reports.add(task := self.loop.create_task(self._report(op)))
+        task.add_done_callback(self._reports.discard)
+
+    async def _report(self, op: dict[str, Any]) -> None:
+        """What the placer said once must be in the log, also when a turn fails."""
+        while isinstance((await self.command([op]))[0], PoolsError):
+            await asyncio.sleep(_REPORT_AGAIN_S)
 
     # --- operations
 

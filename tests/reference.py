@@ -365,9 +365,10 @@ class Reference(Ledger):
                 pool = request.nominated
                 if pool is None or self.admission_failure(pool, request) is not None:
                     self.enter_queues(request)
-        # 2. nominations that ask for an overbooked key are undone, the last submitted first
+        # 2. nominations that ask for an overbooked key, or that together are more than their requester's limit (or
+        # share, where they can't be preempted) and would wait for each other, are undone, the last submitted first
         for pool in sorted(self.capacity):
-            while undone := self.overbooked_nominees(pool):
+            while undone := self.overbooked_nominees(pool) + self.deadlocked_nominees(pool):
                 self.enter_queues(max(undone, key=lambda one: one.age))
         # 3. the walk
         self.settle()
@@ -378,6 +379,20 @@ class Reference(Ledger):
             for one in self.nominees(pool)
             if any(self.booked(pool, key) > self.capacity[pool][key] for key in self.keys(pool, one))
         ]
+
+    def deadlocked_nominees(self, pool: str) -> list[Request]:
+        found = []
+        for one in self.nominees(pool):
+            policy = self.policies[pool, one.requester]
+            same = [other for other in self.nominees(pool) if other.requester == one.requester]
+            fixed = [other for other in same if not other.preemptible]
+            for key in self.keys(pool, one):
+                beyond_limit = key in policy.limit and total(same, key) > policy.limit[key]
+                beyond_share = not one.preemptible and total(fixed, key) > policy.reserved.get(key, 0)
+                if beyond_limit or beyond_share:
+                    found.append(one)
+                    break
+        return found
 
     # ------------------------------------------------------------ what a scenario may ask
 

@@ -201,14 +201,9 @@ class Pool:
         return True
 
     def _undo_nominations(self) -> None:
-        """After a change: those that ask for a key booked beyond capacity, the last submitted first (section 6)."""
-        state = self.state
-        while True:
-            over = [key for key, total in state.capacity.items() if state.ledger.booked[key] > total]
-            asking = [a for a in state.nominated.values() if any(key in over for key, _ in a.amounts)]
-            if not asking:
-                return
-            self._end(max(asking, key=lambda a: a.age), "returned", "the pool changed")
+        """After a change: those that can't stand together any more are undone, the last submitted first (section 6)."""
+        while (last := self.state.impossible_nomination()) is not None:
+            self._end(last, "returned", "the pool changed")
 
     def _current(self, id: str, k: int) -> Attempt | None:
         """The attempt `k` or a newer one; a lower one that still waits is ended first (R7)."""

@@ -7,6 +7,7 @@ them: the ledger, the queue, the holders. What is soft (deadlines, bids) is not 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,6 +99,32 @@ class PoolState:
     def waiting(self) -> Iterator[Attempt]:
         """All that waits here, in no order."""
         return (a for a in self.attempts.values() if a.state in (QUEUED, NOMINATED))
+
+    def impossible_nomination(self) -> Attempt | None:
+        """The last submitted of the nominations that no end of a grant can fulfil (section 6), if there are any.
+
+        They ask for a key that is booked beyond capacity; or together they are more than their requester's limit (or,
+        non-preemptible ones, than its share), so that each would wait for the other for ever.
+        """
+        over = {key for key, total in self.capacity.items() if self.ledger.booked[key] > total}
+        together: dict[str, quota.Use] = defaultdict(quota.Use)
+        for attempt in self.nominated.values():
+            use = together[attempt.requester]
+            for key, amount in attempt.amounts:
+                use.claimed[key] += amount
+                use.pinned[key] += 0 if attempt.preemptible else amount
+        found = [
+            a
+            for a in self.nominated.values()
+            for use in (together[a.requester],)
+            if any(
+                key in over
+                or use.claimed[key] - amount > limit_room
+                or (not a.preemptible and use.pinned[key] - amount > share_room)
+                for key, amount, _, limit_room, share_room in self.need(a)
+            )
+        ]
+        return max(found, key=lambda a: a.age, default=None)
 
     def attempt(self, id: str) -> Attempt | None:
         """The newest attempt of a request here, ended or not."""
