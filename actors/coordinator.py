@@ -15,8 +15,8 @@ from ray_pools.core.bundles import validate_options
 from ray_pools.core.coordinator import Coordinator, CoordinatorStep
 from ray_pools.core.coordinator_state import FINAL, TAKEN, CoordinatorState, Request
 from ray_pools.core.demand import pool_views
-from ray_pools.core.link import Message
-from ray_pools.errors import PoolsError
+from ray_pools.core.link import SHORTER_LOG, Message, ShorterLog
+from ray_pools.errors import PoolsError, Refused
 from ray_pools.limits import check_name
 
 _PREWARM_EVERY_S = 0.2
@@ -24,6 +24,7 @@ _FORGET_EVERY_S = 60.0
 # A pool that an open attempt waits for is asked again this often: one that is gone must not be waited for.
 _ASK_EVERY_S = 2.0
 _LIST_MAX = 10_000
+_PROMISES = frozenset(("submit", "release", "cancel", "stopped", "change"))
 
 
 class CoordinatorShell(Shell):
@@ -37,6 +38,8 @@ class CoordinatorShell(Shell):
         self.options = options
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._peers: dict[str, PeerCaller] = {}
+        # pools whose log is shorter than it was, and what was said to them
+        self._distrusted: dict[str, str] = {}
         # pools that are asked although there is nothing to tell them
         self._asking: set[str] = set()
         self._prewarmer: Prewarmer | None = None
@@ -241,14 +244,30 @@ class CoordinatorShell(Shell):
             "pools": sorted(self.state.pools),
             "requests": counts,
             "silent": sorted(self.core.silent),
-            "trouble": {pool: peer.trouble for pool, peer in sorted(self._peers.items()) if peer.trouble},
+            "trouble": {
+                **{pool: peer.trouble for pool, peer in sorted(self._peers.items()) if peer.trouble},
+                **self._distrusted,
+            },
             "prewarm": self._prewarmer.status() if self._prewarmer is not None else None,
         }
 
     def _op_exchange(self, op: dict[str, Any]) -> Later:
         pool = op["pool"] if "pool" in op else str(op["from"]).removeprefix("pool:")
-        self.core.exchange(pool, Message(*op["message"]))
+        try:
+            self.core.exchange(pool, Message(*op["message"]))
+        except ShorterLog as error:
+            self._distrusted[pool] = str(error)
+            raise
+        self._distrusted.pop(pool, None)
         return Later(lambda: list(self.core.outgoing(pool)))
+
+    def _carry_out(self, op: dict[str, Any]) -> Any:
+        """Nothing is promised by a coordinator whose own log lost something that a pool remembers."""
+        if op.get("op") in _PROMISES:
+            for peer in self._peers.values():
+                if peer.refused == SHORTER_LOG:
+                    return Refused(SHORTER_LOG, peer.trouble)
+        return super()._carry_out(op)
 
     def _op_drain(self, op: dict[str, Any]) -> dict[str, Any]:
         """The pools are taken down: whatever was asked of the autoscaler is taken back."""

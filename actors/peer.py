@@ -11,6 +11,7 @@ import ray
 
 from ray_pools import wire
 from ray_pools.core.link import Message
+from ray_pools.errors import Refused
 
 log = logging.getLogger("ray_pools")
 
@@ -41,6 +42,8 @@ class PeerCaller:
         self._closed = False
         # why the peer does not have our news, as far as known; shown in status
         self.trouble = ""
+        # the code of its refusal, if it refused
+        self.refused = ""
 
     def poke(self, delay_s: float = 0.0) -> None:
         """There is news: tell it now, or after a delay unless it is known by then."""
@@ -70,12 +73,13 @@ class PeerCaller:
                     log.info("%s does not reach %s: %s", self.me, self.actor_name, error)
                     self._handle = None
                     self.trouble = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+                    self.refused = error.code if isinstance(error, Refused) else ""
                     if self._silent and self._loop.time() - since >= SILENT_AFTER_S:
                         self._silent()
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
                     continue
-                self.trouble = ""
+                self.trouble = self.refused = ""
                 backoff_s, since = _BACKOFF_FIRST_S, self._loop.time()
                 await self._incoming(answer)
         finally:

@@ -32,6 +32,9 @@ class PoolShell(Shell):
         self.pool = pool
         self.namespace = namespace
         self._answered = False
+        # the coordinator has answered this run, and so knows no longer log
+        self.welcome = False
+        self._effects: list[Any] = []
         self._reports: set[asyncio.Task[None]] = set()
         self._resend_s = float(options.get("resend_s", RESEND_S))
         self._placement: Any = None
@@ -41,20 +44,9 @@ class PoolShell(Shell):
             wire.coordinator_actor_name(),
             namespace,
             "pool:" + pool,
-            lambda: self.core.outgoing() if self.core.has_news else None,
+            lambda: self.core.outgoing() if self.core.has_news or not self.welcome else None,
             lambda message: self.command([{"op": "exchange", "message": list(message), "answer": True}]),
         )
-        self._configure_placer()
-        if self.state.places or any(a.placed and a.placed.get("pg") for a in self.state.attempts.values()):
-            holding = [a for a in self.state.attempts.values() if a.state in HOLDING]
-            self.placer.reconcile(
-                {(a.id, a.k) for a in holding},
-                {
-                    (a.id, a.k): a.placed
-                    for a in holding
-                    if a.state != ENDING and a.placed and a.placed.get("pg")
-                },
-            )
         self.schedule_turn()
 
     # --- the core
@@ -66,22 +58,51 @@ class PoolShell(Shell):
         return Pool(self.pool, state, self.epoch, self.clock.now())
 
     def settle(self) -> None:
-        self.core.tick()
-        self.core.walk()
+        if self.welcome:
+            self.core.tick()
+            self.core.walk()
 
     def after_turn(self, step: Step) -> None:
+        self._effects += step.effects
+        if self.welcome:
+            self._run_effects()
+        if not self.welcome:
+            self.coordinator.poke()
+        elif self.core.has_news:
+            self.coordinator.poke(self._resend_s if self._answered else 0.0)
+        self._answered = False
+
+    def _run_effects(self) -> None:
         self._configure_placer()
-        for effect in step.effects:
+        for effect in self._effects:
             if isinstance(effect, Place):
                 self.placer.place(effect.id, effect.k, effect.amounts, effect.options)
             elif isinstance(effect, Unplace):
                 self.placer.unplace(effect.id, effect.k)
-        if self.core.has_news:
-            self.coordinator.poke(self._resend_s if self._answered else 0.0)
-        self._answered = False
+        self._effects.clear()
+
+    def _be_welcome(self) -> None:
+        """The coordinator knows no longer log of this pool: what stands in it may be acted upon.
+
+        Before that nobody is granted, stopped or cleared away: a log that lost its end knows nothing of grants that
+        others hold.
+        """
+        self.welcome = True
+        self._configure_placer()
+        grouped = any(a.placed and a.placed.get("pg") for a in self.state.attempts.values())
+        if self.state.places or grouped:
+            holding = [a for a in self.state.attempts.values() if a.state in HOLDING]
+            self.placer.reconcile(
+                {(a.id, a.k) for a in holding},
+                {
+                    (a.id, a.k): a.placed
+                    for a in holding
+                    if a.state != ENDING and a.placed and a.placed.get("pg")
+                },
+            )
 
     def has_news(self) -> bool:
-        return self.core.has_news
+        return self.core.has_news or not self.welcome
 
     def _configure_placer(self) -> None:
         placement = self.state.config.placement if self.state.config else None
@@ -117,6 +138,8 @@ class PoolShell(Shell):
     def _op_exchange(self, op: dict[str, Any]) -> Later:
         self.core.exchange(Message(*op["message"]))
         self._answered |= not op.get("answer", False)
+        if op.get("answer") and not self.welcome:
+            self._be_welcome()
         return Later(lambda: list(self.core.outgoing()))
 
     def _op_explain(self, op: dict[str, Any]) -> dict[str, Any]:

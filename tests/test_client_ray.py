@@ -31,10 +31,11 @@ policies:
 UP = """
 import sys
 from ray_pools.actors import deploy
+from ray_pools.client import connect_ray
 from ray_pools.config import load_config
 config = load_config(sys.argv[1])
 with deploy.empty_directory():
-    deploy.join_cluster(sys.argv[2], config.namespace)
+    connect_ray(sys.argv[2], quiet=True)
     deploy.up(config.core_pools(), config.core_policies(), namespace=config.namespace, store=config.store, options={})
 """
 

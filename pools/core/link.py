@@ -15,17 +15,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ray_pools.errors import PoolsError
+from ray_pools.errors import Refused
 
 ITEMS_MAX = 2000
 
+SHORTER_LOG = "shorter_log"
 
-class StalePeer(PoolsError):
+
+class StalePeer(Refused):
     """A message of a run of the other side that has been replaced: it must stop."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__("stale_peer", message)
 
-class ShorterLog(PoolsError):
+
+class ShorterLog(Refused):
     """The other side came back with less than it had told us before: its log lost something."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(SHORTER_LOG, message)
 
 
 class Message(NamedTuple):
@@ -102,7 +110,7 @@ class Link:
             if message.head < self.head:
                 raise ShorterLog(
                     f"{self.peer} came back in epoch {message.epoch} with a log of {message.head} events, but had"
-                    f" {self.head} in epoch {self.epoch}: restore its log, or declare it lost"
+                    f" {self.head} in epoch {self.epoch}: its log lost something and must be restored"
                 )
             self.epoch = message.epoch
             if message.ack < self.acked:

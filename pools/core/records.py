@@ -243,7 +243,24 @@ def unpack(body: bytes) -> Event:
     Raises:
         UnknownEvent: the tag or its version is not known here; the message names both.
     """
-    tag, version, *fields = msgpack.unpackb(body, strict_map_key=False)
+    values = msgpack.unpackb(body, strict_map_key=False)
+    cls, newest, length = _SHAPES.get(values[0], _NO_SHAPE) if values else _NO_SHAPE
+    if len(values) != length or values[1] != newest:
+        return _older(values)
+    del values[:2]
+    event: Event = _make(cls, values)
+    return event
+
+
+# A restart unpacks a whole log. What a named tuple's own constructor does, without its calls in between.
+_make: Callable[[type[Any], list[Any]], Any] = tuple.__new__
+_SHAPES = {tag: (cls, version, len(cls._fields) + 2) for tag, (cls, version) in _CLASSES.items()}
+_NO_SHAPE: tuple[type[Any], int, int] = (tuple, 0, -1)
+
+
+def _older(values: list[Any]) -> Event:
+    """An event that is not in the newest version, or that no version has."""
+    tag, version, *fields = values
     known = _CLASSES.get(tag)
     if known is None:
         raise UnknownEvent(
