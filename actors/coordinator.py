@@ -221,6 +221,7 @@ class CoordinatorShell(Shell):
         return {
             "version": self.state.version,
             "namespace": self.namespace,
+            "store": self.store_address,
             "options": self.options,
             "pools": [self.state.pools[n].to_wire() for n in sorted(self.state.pools)],
             "uids": dict(self.state.uids),

@@ -84,6 +84,7 @@ class Shell:
 
     def __init__(self, name: str, store_address: str, clock: str) -> None:
         self.name = name
+        self.store_address = store_address
         self.loop = asyncio.get_running_loop()
         self.store: Store = open_store(store_address, name)
         self.epoch = self.store.open()
@@ -278,6 +279,7 @@ class Shell:
             "epoch": self.epoch,
             "seq": self.state.seq,
             "pid": os.getpid(),
+            "now": self.clock.now(),
             "version": __version__,
             "protocol": wire.PROTOCOL,
         }
