@@ -180,7 +180,8 @@ class CoordinatorShell(Shell):
 
     def _op_stopped(self, op: dict[str, Any]) -> Later:
         request = self._found(op)
-        self.core.stopped(request)
+        if op.get("k") in (None, request.k):  # a late repetition must not stop the next attempt
+            self.core.stopped(request)
         return Later(lambda: self.view(request))
 
     def _op_renew(self, op: dict[str, Any]) -> dict[str, Any]:

@@ -152,13 +152,15 @@ class Ticket:
 
     def stopped(self) -> View:
         """The holder of a preempted slot has stopped its work; no effect otherwise."""
-        return self._own_op("stopped")
+        return self._own_op("stopped", k=self.k)
 
     def _end(self, what: str, give_up_s: float | None = None) -> View:
         return self._view if self.done else self._own_op(what, give_up_s)
 
-    def _own_op(self, name: str, give_up_s: float | None = None) -> View:
+    def _own_op(self, name: str, give_up_s: float | None = None, k: int | None = None) -> View:
         op = {"op": name, "id": self.id, "token": self._token}
+        if k is not None:  # of this attempt only: it may arrive late, or twice
+            op["k"] = k
         self._apply(self._client._coordinator(op, give_up_s))
         return self._view
 
@@ -169,7 +171,7 @@ class Ticket:
 
     def _confirm_stopped(self, k: int) -> None:
         if self.k == k and not self.done:
-            self._own_op("stopped")
+            self._own_op("stopped", k=k)
 
     # --- what the client tells it
 

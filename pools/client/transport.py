@@ -22,6 +22,8 @@ from ..errors import BadInput, PoolsError, Unreachable
 
 GIVE_UP_S = 60.0
 ATTEMPT_S = 30.0
+REPLACED_WITHIN_S = 20.0
+"""An actor that was there and is not is waited for so long; it was taken down if it does not come back."""
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.05, 1.0
 _PROBE_S = 3.0
 
@@ -112,6 +114,8 @@ class RayTransport:
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self._handles: dict[str, Any] = {}
+        # actors that were there once -> since when they are not
+        self._missing: dict[str, float | None] = {}
         self._lock = threading.Lock()
 
     def start(self, actor: str, method: str, data: bytes) -> Future[bytes]:
@@ -149,8 +153,19 @@ class RayTransport:
                 try:
                     handle = self._handles[actor] = ray.get_actor(actor, namespace=self.namespace)
                 except ValueError:
+                    if self._may_come_back(actor):
+                        raise TryAgain(f"{shown_actor(actor)} is not there") from None
                     raise Unreachable(self._not_there(actor)) from None
+                self._missing[actor] = None
             return handle
+
+    def _may_come_back(self, actor: str) -> bool:
+        """It was there, not long ago: `pools upgrade` puts another in its place."""
+        if actor not in self._missing:
+            return False
+        since = self._missing[actor] or time.monotonic()
+        self._missing[actor] = since
+        return time.monotonic() - since < REPLACED_WITHIN_S
 
     def _not_there(self, actor: str) -> str:
         if actor == wire.coordinator_actor_name():
