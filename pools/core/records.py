@@ -252,7 +252,26 @@ def unpack(body: bytes) -> Event:
     return event
 
 
-# A restart unpacks a whole log. What a named tuple's own constructor does, without its calls in between.
+def unpack_all(body: bytes, count: int) -> list[Event]:
+    """The events of `count` bodies that stand one after the other; as `unpack`, and quicker than one by one."""
+    if count == 1:
+        return [unpack(body)]
+    events: list[Event] = []
+    for values in msgpack.unpackb(_array_header(count) + body, strict_map_key=False):
+        cls, newest, length = _SHAPES.get(values[0], _NO_SHAPE) if values else _NO_SHAPE
+        if len(values) != length or values[1] != newest:
+            events.append(_older(values))
+            continue
+        del values[:2]
+        events.append(_make(cls, values))
+    return events
+
+
+def _array_header(count: int) -> bytes:
+    return bytes((0x90 | count,)) if count < 16 else b"\xdd" + count.to_bytes(4, "big")
+
+
+# What a named tuple's own constructor does, without its calls in between: a restart unpacks a whole log.
 _make: Callable[[type[Any], list[Any]], Any] = tuple.__new__
 _SHAPES = {tag: (cls, version, len(cls._fields) + 2) for tag, (cls, version) in _CLASSES.items()}
 _NO_SHAPE: tuple[type[Any], int, int] = (tuple, 0, -1)

@@ -51,6 +51,7 @@ the right name is a damaged log, never a new one.
 from ray_pools.store.address import open_reader, open_store
 from ray_pools.store.base import (
     AppendFailed,
+    Batch,
     Corrupt,
     Fenced,
     ForeignStore,
@@ -68,6 +69,7 @@ from ray_pools.store.base import (
 
 __all__ = [
     "AppendFailed",
+    "Batch",
     "Corrupt",
     "Fenced",
     "ForeignStore",

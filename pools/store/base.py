@@ -13,12 +13,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from struct import unpack
 from typing import Any, NamedTuple
 
 from ray_pools.errors import PoolsError
 
 BODY_MAX_BYTES = 16 * 2**20
 """The largest event. SQLite could take more, but a turn of such events must fit into memory."""
+SIZE_BYTES = 4
+BATCH_MAX_EVENTS = 1_000
+BATCH_MAX_BYTES = 2**20
+"""A turn that is larger is kept in several batches (of one transaction), so that a reader needs little memory."""
 
 
 class Row(NamedTuple):
@@ -29,7 +34,40 @@ class Row(NamedTuple):
     at: float
     """The core's time in seconds."""
     body: bytes
-    chain: bytes
+
+
+class Batch(NamedTuple):
+    """Events that stand together in the log: a turn, or a part of one that is large or has several times."""
+
+    first_seq: int
+    last_seq: int
+    epoch: int
+    at: float
+    sizes: bytes
+    """Of the bodies, unsigned 32 bit, little-endian; empty if there is one body only."""
+    body: bytes
+    """All bodies, one after the other; a msgpack reader takes them all in one go."""
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Of the rows `first_seq`, `first_seq + 1`, ... to `last_seq`."""
+        if self.first_seq == self.last_seq:
+            return [self.body]
+        body, start, bodies = self.body, 0, []
+        for size in unpack(f"<{len(self.sizes) // SIZE_BYTES}I", self.sizes):
+            bodies.append(body[start : start + size])
+            start += size
+        return bodies
+
+    def rest(self, from_seq: int) -> Batch:
+        """The same without its rows below `from_seq`."""
+        left_out = from_seq - self.first_seq
+        if left_out <= 0:
+            return self
+        cut = left_out * SIZE_BYTES
+        start = sum(unpack(f"<{left_out}I", self.sizes[:cut]))
+        sizes = self.sizes[cut:] if from_seq < self.last_seq else b""
+        return self._replace(first_seq=from_seq, sizes=sizes, body=self.body[start:])
 
 
 class Snapshot(NamedTuple):
@@ -124,13 +162,20 @@ class Reader(ABC):
     where: str
     """Names the log in errors."""
 
-    @abstractmethod
     def read(self, from_seq: int = 1) -> Iterator[Row]:
-        """The rows from `from_seq` to the one that is last now, in order, each verified as it is yielded.
+        """The rows from `from_seq` to the one that is last now, in order; otherwise as `read_batches`."""
+        for batch in self.read_batches(from_seq):
+            for seq, body in enumerate(batch.bodies, batch.first_seq):
+                yield Row(seq, batch.epoch, batch.at, body)
 
+    @abstractmethod
+    def read_batches(self, from_seq: int = 1) -> Iterator[Batch]:
+        """The same rows as they stand together, which is the quicker way to go through a whole log.
+
+        Each batch is verified before it is yielded; of the one that holds row `from_seq` the rest is yielded.
         Holds neither a lock nor many rows at a time. Call again with the last seq + 1 to follow a live log.
-        Raises, while iterating: `Corrupt` at the first row that is not as it was written; `Pruned`;
-        `SequenceGap` if row `from_seq - 1` does not exist.
+        Raises, while iterating: `Corrupt` at the first batch that is not as it was written, naming its first
+        row; `Pruned`; `SequenceGap` if row `from_seq - 1` does not exist.
         """
 
     @abstractmethod
@@ -175,8 +220,9 @@ class Store(Reader):
 
     @abstractmethod
     def prune(self, before_seq: int) -> int:
-        """Removes the rows below `before_seq`, and returns how many. Raises as `append`.
+        """Removes the batches that end below row `before_seq`, and returns how many rows. Raises as `append`.
 
+        A batch goes as a whole or stays as a whole, so that `first_seq` may stay a little below `before_seq`.
         Only rows below the latest snapshot's can go (`AppendFailed` otherwise): that row and all after it
         stay.
         """

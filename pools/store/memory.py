@@ -7,18 +7,19 @@ and the zombie of one is fenced. Faults of a disk can be put into a log: see `Me
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ray_pools.store.base import (
     AppendFailed,
+    Batch,
     Corrupt,
     Fenced,
     NoLog,
     Pruned,
     Reader,
-    Row,
     SequenceGap,
     Snapshot,
     Store,
@@ -26,7 +27,7 @@ from ray_pools.store.base import (
     SyncFailed,
     cannot_prune,
 )
-from ray_pools.store.chain import chained, genesis, seal, verified
+from ray_pools.store.chain import Stored, genesis, seal, stored, verified
 
 Fault = Literal["", "full", "sync_lost", "sync_kept"]
 
@@ -38,7 +39,7 @@ class MemoryLog:
     base_chain: bytes
     base_seq: int = 0
     epoch: int = 0
-    rows: list[Row] = field(default_factory=list)
+    batches: list[Stored] = field(default_factory=list)
     snapshot: tuple[int, int, bytes, bytes, bytes] | None = None
     """seq, epoch, chain, state, seal."""
     next_fault: Fault = ""
@@ -47,11 +48,16 @@ class MemoryLog:
 
     @property
     def seq(self) -> int:
-        return self.base_seq + len(self.rows)
+        return self.batches[-1].seq if self.batches else self.base_seq
 
-    def chain_at(self, seq: int) -> bytes:
-        """The chain of row `seq`, which is the last pruned one or a later one."""
-        return self.base_chain if seq == self.base_seq else self.rows[seq - self.base_seq - 1].chain
+    def place(self, seq: int) -> int:
+        """The place in `batches` of the one that holds row `seq`; behind all of them if none does."""
+        return bisect_left(self.batches, seq, key=lambda batch: batch.seq)
+
+    def before(self, place: int) -> tuple[int, bytes]:
+        """(last row, chain) of what stands before this place."""
+        batch = self.batches[place - 1] if place else None
+        return (batch.seq, batch.chain) if batch else (self.base_seq, self.base_chain)
 
 
 _logs: dict[tuple[str, str], MemoryLog] = {}
@@ -83,16 +89,18 @@ class MemoryReader(Reader):
             raise NoLog(self.where, "there is no log of this name")
         return log
 
-    def read(self, from_seq: int = 1) -> Iterator[Row]:
+    def read_batches(self, from_seq: int = 1) -> Iterator[Batch]:
         log = self._log()
         with log.lock:
             if from_seq <= log.base_seq:
                 raise Pruned(self.where, from_seq, log.base_seq + 1)
             if from_seq - 1 > log.seq:
                 raise SequenceGap(self.where, from_seq - 1, log.seq)
-            before = log.chain_at(from_seq - 1)
-            rows = log.rows[from_seq - log.base_seq - 1 :]
-        yield from verified(self.where, from_seq - 1, before, rows)
+            place = log.place(from_seq)
+            before_seq, before = log.before(place)
+            batches = log.batches[place:]
+        for batch in verified(self.where, before_seq, before, batches):
+            yield batch if batch.first_seq >= from_seq else batch.rest(from_seq)
 
     def head(self) -> tuple[int, int]:
         log = self._log()
@@ -111,7 +119,7 @@ class MemoryReader(Reader):
             seq, epoch, chain, state, sealed = kept
             if seal(seq, epoch, chain, state) != sealed:
                 raise Corrupt(self.where, seq, "the snapshot after this row does not have its checksum")
-            if seq > log.seq or log.chain_at(seq) != chain:
+            if seq > log.seq or log.batches[log.place(seq)].chain != chain:
                 raise Corrupt(
                     self.where, seq, "a snapshot was made after this row, but the log does not have it"
                 )
@@ -142,12 +150,12 @@ class MemoryStore(MemoryReader, Store):
             self._check(log)
             if expected_seq != log.seq:
                 raise SequenceGap(self.where, expected_seq, log.seq)
-            rows = chained(self.where, log.seq, log.chain_at(log.seq), self._epoch, records)
-            if rows:
+            batches = stored(self.where, *log.before(len(log.batches)), self._epoch, records)
+            if batches:
                 if log.next_fault == "sync_kept":
-                    log.rows += rows
+                    log.batches += batches
                 self._meet_fault(log)
-                log.rows += rows
+                log.batches += batches
             return log.seq
 
     def snapshot(self, seq: int, state: bytes) -> None:
@@ -161,8 +169,9 @@ class MemoryStore(MemoryReader, Store):
                     self.where, f"there is a snapshot of row {log.snapshot[0]}, after row {seq}"
                 )
             self._meet_fault(log)
-            row = log.rows[seq - log.base_seq - 1]
-            log.snapshot = (seq, row.epoch, row.chain, state, seal(seq, row.epoch, row.chain, state))
+            batch = log.batches[log.place(seq)]
+            sealed = seal(seq, batch.epoch, batch.chain, state)
+            log.snapshot = (seq, batch.epoch, batch.chain, state, sealed)
 
     def prune(self, before_seq: int) -> int:
         log = self._log()
@@ -171,13 +180,14 @@ class MemoryStore(MemoryReader, Store):
             latest = self.latest_snapshot()
             if before_seq > (latest.seq if latest else 0):
                 raise AppendFailed(self.where, cannot_prune(before_seq, latest))
-            count = max(0, before_seq - 1 - log.base_seq)
-            if count:
-                self._meet_fault(log)
-                log.base_chain = log.rows[count - 1].chain
-                log.base_seq += count
-                del log.rows[:count]
-            return count
+            place = log.place(before_seq)
+            if not place:
+                return 0
+            self._meet_fault(log)
+            before_base = log.base_seq
+            log.base_seq, log.base_chain = log.before(place)
+            del log.batches[:place]
+            return log.base_seq - before_base
 
     def close(self) -> None:
         self._broken = self._broken or StoreError(self.where, "the store is closed")

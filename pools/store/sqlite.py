@@ -24,13 +24,13 @@ from urllib.parse import quote
 
 from ray_pools.store.base import (
     AppendFailed,
+    Batch,
     Corrupt,
     Fenced,
     ForeignStore,
     NoLog,
     Pruned,
     Reader,
-    Row,
     SequenceGap,
     Snapshot,
     Store,
@@ -39,15 +39,16 @@ from ray_pools.store.base import (
     UnsafeStore,
     cannot_prune,
 )
-from ray_pools.store.chain import chained, seal, verified
+from ray_pools.store.chain import seal, stored, verified
 from ray_pools.store.sqlite_file import FORMAT_VERSION, create, database_path, meaning, refuse_foreign
 
 SQLITE_BUSY, SQLITE_FULL = 5, 13  # the sqlite3 module names them from Python 3.11 on only
 BUSY_WAIT_S = 10.0
-"""How long a lock is waited for. A turn holds it for one sync, a pruning step for one of PRUNE_STEP_ROWS."""
-READ_BATCH_ROWS = 256
-"""Rows fetched at once. Between batches no statement stays open: it would keep the WAL from being reset."""
-PRUNE_STEP_ROWS = 10_000
+"""How long a lock is waited for. A turn holds it for one sync, a pruning step for one of PRUNE_STEP_BATCHES."""
+READ_MAX_BATCHES = 256
+READ_MAX_BYTES = 2**20
+"""What is fetched at once. In between no statement stays open: it would keep the WAL from being reset."""
+PRUNE_STEP_BATCHES = 10_000
 WAL_KEPT_BYTES = 16 * 2**20
 """A WAL that once grew larger is cut to this when it is used again from its start."""
 
@@ -72,24 +73,38 @@ class SqliteReader(Reader):
         self._connection_class = connection
         self._db: sqlite3.Connection | None = None
 
-    def read(self, from_seq: int = 1) -> Iterator[Row]:
-        head, before = self._start_of(from_seq)
-        next_seq = from_seq
-        while next_seq <= head.seq:
-            last = min(head.seq, next_seq + READ_BATCH_ROWS - 1)
-            rows = self._query(
-                "SELECT seq, epoch, at, body, chain FROM log WHERE seq BETWEEN ? AND ? ORDER BY seq",
-                (next_seq, last),
-                at_row=next_seq,
+    def read_batches(self, from_seq: int = 1) -> Iterator[Batch]:
+        end, before_seq, before = self._start_of(from_seq)
+        while before_seq < end:
+            rows = self._fetch(before_seq, end)
+            if (not rows or rows[0][1] != before_seq + 1) and self._head().base_seq > before_seq:
+                raise Pruned(self.where, before_seq + 1, self._head().base_seq + 1)
+            for batch in verified(self.where, before_seq, before, rows):
+                yield batch if batch.first_seq >= from_seq else batch.rest(from_seq)
+            if not rows:
+                raise Corrupt(self.where, before_seq + 1, "the row is missing, but later ones are there")
+            before_seq, before = rows[-1][0], rows[-1][6]
+
+    def _fetch(self, before_seq: int, end: int) -> list[tuple[Any, ...]]:
+        """The next few batches after row `before_seq`, up to row `end`."""
+        rows = []
+        try:
+            found = self._open_db().execute(
+                "SELECT seq, first, epoch, at, sizes, body, chain FROM log WHERE seq > ? AND seq <= ?"
+                " ORDER BY seq LIMIT ?",
+                (before_seq, end, READ_MAX_BATCHES),
             )
-            if (not rows or rows[0][0] != next_seq) and self._head().base_seq >= next_seq:
-                raise Pruned(self.where, next_seq, self._head().base_seq + 1)
-            yield from verified(self.where, next_seq - 1, before, rows)
-            if len(rows) != last - next_seq + 1:
-                raise Corrupt(
-                    self.where, next_seq + len(rows), "the row is missing, but later ones are there"
-                )
-            before, next_seq = rows[-1][4], last + 1
+            size = 0
+            for row in found:
+                rows.append(row)
+                size += len(row[5]) if type(row[5]) is bytes else 0
+                if size >= READ_MAX_BYTES:
+                    break
+            found.close()
+        except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
+            if not rows:
+                raise meaning(error, self.where, before_seq + 1) from None
+        return rows
 
     def head(self) -> tuple[int, int]:
         head = self._head()
@@ -100,15 +115,16 @@ class SqliteReader(Reader):
 
     def latest_snapshot(self) -> Snapshot | None:
         found = self._query(
-            "SELECT s.seq, s.epoch, s.chain, s.state, s.seal, l.chain"
-            " FROM snapshot AS s LEFT JOIN log AS l ON l.seq = s.seq ORDER BY s.seq DESC LIMIT 1"
+            "SELECT s.seq, s.epoch, s.chain, s.state, s.seal,"
+            " (SELECT l.chain FROM log AS l WHERE l.seq >= s.seq ORDER BY l.seq LIMIT 1)"
+            " FROM snapshot AS s ORDER BY s.seq DESC LIMIT 1"
         )
         if not found:
             return None
-        seq, epoch, chain, state, sealed, row_chain = found[0]
+        seq, epoch, chain, state, sealed, log_chain = found[0]
         if not isinstance(state, bytes) or seal(seq, epoch, chain, state) != sealed:
             raise Corrupt(self.where, seq, "the snapshot after this row does not have its checksum")
-        if row_chain != chain:
+        if log_chain != chain:
             raise Corrupt(self.where, seq, "a snapshot was made after this row, but the log does not have it")
         return Snapshot(seq, epoch, state)
 
@@ -180,23 +196,33 @@ class SqliteReader(Reader):
             raise Corrupt(self.where, 0, f"rows up to {base_seq} are pruned, but the last row is {seq}")
         return Head(epoch, seq, base_seq, base_chain)
 
-    def _start_of(self, from_seq: int) -> tuple[Head, bytes]:
-        """The head, and the chain before row `from_seq`."""
+    def _start_of(self, from_seq: int) -> tuple[int, int, bytes]:
+        """The last row's number, and (last row, chain) of what stands before the batch that holds `from_seq`."""
         head = self._head()
         if from_seq <= head.base_seq:
             raise Pruned(self.where, from_seq, head.base_seq + 1)
         if from_seq - 1 > head.seq:
             raise SequenceGap(self.where, from_seq - 1, head.seq)
-        if from_seq - 1 == head.base_seq:
-            return head, head.base_chain
-        return head, self._row_mark(from_seq - 1)[1]
+        return head.seq, *self._before(from_seq, head)
 
-    def _row_mark(self, seq: int) -> tuple[int, bytes]:
-        """(epoch, chain) of row `seq`, which must be there."""
-        found = self._query("SELECT epoch, chain FROM log WHERE seq = ?", (seq,), at_row=seq)
-        if not found:
+    def _before(self, seq: int, head: Head) -> tuple[int, bytes]:
+        """(last row, chain) of the last batch that ends below row `seq`, or of what is pruned."""
+        found = self._query(
+            "SELECT seq, chain FROM log WHERE seq < ? ORDER BY seq DESC LIMIT 1", (seq,), at_row=seq - 1
+        )
+        before_seq, chain = found[0] if found else (head.base_seq, head.base_chain)
+        if not isinstance(chain, bytes):
+            raise Corrupt(self.where, before_seq, "a column holds something else than it should")
+        return before_seq, chain
+
+    def _mark(self, seq: int) -> tuple[int, bytes]:
+        """(epoch, chain) of the batch that holds row `seq`, which must be there."""
+        found = self._query(
+            "SELECT first, epoch, chain FROM log WHERE seq >= ? ORDER BY seq LIMIT 1", (seq,), at_row=seq
+        )
+        if not found or found[0][0] > seq:
             raise Corrupt(self.where, seq, "the row is missing, but later ones are there")
-        epoch, chain = found[0]
+        _, epoch, chain = found[0]
         if not isinstance(epoch, int) or not isinstance(chain, bytes):
             raise Corrupt(self.where, seq, "a column holds something else than it should")
         return epoch, chain
@@ -224,10 +250,15 @@ class SqliteStore(SqliteReader, Store):
             with self._transaction():
                 head = self._head()
                 self._seq = head.seq
-                if head.seq == head.base_seq:
-                    epoch, self._chain = 0, head.base_chain
-                else:
-                    epoch, self._chain = self._row_mark(head.seq)
+                epoch, self._chain = 0, head.base_chain
+                if (
+                    head.seq > head.base_seq
+                ):  # what is to be appended hangs on the last batch: it must be sound
+                    for last in verified(
+                        self.where, *self._before(head.seq, head), self._fetch(head.seq - 1, head.seq)
+                    ):
+                        epoch = last.epoch
+                    self._chain = self._mark(head.seq)[1]
                 if epoch > head.epoch:
                     raise Corrupt(
                         self.where, head.seq, f"its epoch is {epoch}, the log's is only {head.epoch}"
@@ -248,10 +279,13 @@ class SqliteStore(SqliteReader, Store):
         with self._turn() as db:
             if expected_seq != self._seq:
                 raise SequenceGap(self.where, expected_seq, self._seq)
-            rows = chained(self.where, self._seq, self._chain, self._epoch, records)
-            db.executemany("INSERT INTO log (seq, epoch, at, body, chain) VALUES (?, ?, ?, ?, ?)", rows)
-        if rows:
-            self._seq, self._chain = rows[-1].seq, rows[-1].chain
+            batches = stored(self.where, self._seq, self._chain, self._epoch, records)
+            db.executemany(
+                "INSERT INTO log (seq, first, epoch, at, sizes, body, chain) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                batches,
+            )
+        if batches:
+            self._seq, self._chain = batches[-1].seq, batches[-1].chain
         return self._seq
 
     def snapshot(self, seq: int, state: bytes) -> None:
@@ -261,7 +295,7 @@ class SqliteStore(SqliteReader, Store):
             later = self._query("SELECT max(seq) FROM snapshot WHERE seq > ?", (seq,))[0][0]
             if later is not None:
                 raise AppendFailed(self.where, f"there is a snapshot of row {later}, after row {seq}")
-            epoch, chain = self._row_mark(seq)
+            epoch, chain = self._mark(seq)
             db.execute("DELETE FROM snapshot")
             db.execute(
                 "INSERT INTO snapshot (seq, epoch, chain, state, seal) VALUES (?, ?, ?, ?, ?)",
@@ -276,10 +310,13 @@ class SqliteStore(SqliteReader, Store):
                 if before_seq > (latest.seq if latest else 0):
                     raise AppendFailed(self.where, cannot_prune(before_seq, latest))
                 head = self._head()
-                last = min(before_seq - 1, head.base_seq + PRUNE_STEP_ROWS)
-                if last <= head.base_seq:
+                step = self._query(
+                    "SELECT seq, chain FROM log WHERE seq < ? ORDER BY seq LIMIT ?",
+                    (before_seq, PRUNE_STEP_BATCHES),
+                )
+                if not step:
                     return removed
-                base_chain = self._row_mark(last)[1]
+                last, base_chain = step[-1]
                 db.execute("DELETE FROM log WHERE seq <= ?", (last,))
                 self._write_head(self._epoch, last, base_chain)
             removed += last - head.base_seq

@@ -24,7 +24,7 @@ from ray_pools.store import (
     UnsafeStore,
     open_reader,
 )
-from ray_pools.store.sqlite import READ_BATCH_ROWS, SqliteReader, SqliteStore
+from ray_pools.store.sqlite import READ_MAX_BATCHES, SqliteReader, SqliteStore
 from ray_pools.store.sqlite_file import APPLICATION_ID, FORMAT_VERSION, database_path
 
 NAME = "pool-a"
@@ -390,7 +390,7 @@ def test_a_failed_rollback_ends_it_too(folder: str) -> None:
 def test_pruning_goes_in_steps_and_its_effect_is_whole(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_pools.store.sqlite.PRUNE_STEP_ROWS", 7)
+    monkeypatch.setattr("ray_pools.store.sqlite.PRUNE_STEP_BATCHES", 7)
     store.append(turn(1, 100), 0)
     store.snapshot(60, b"state")
     assert store.prune(60) == 59
@@ -398,24 +398,24 @@ def test_pruning_goes_in_steps_and_its_effect_is_whole(
 
 
 def test_rows_pruned_while_they_are_read(store: SqliteStore, folder: str) -> None:
-    store.append(turn(1, 4 * READ_BATCH_ROWS), 0)
+    store.append(turn(1, 4 * READ_MAX_BATCHES), 0)
     reader = open_reader(folder, NAME)
     rows = reader.read()
     next(rows)
-    store.snapshot(4 * READ_BATCH_ROWS, b"state")
-    store.prune(3 * READ_BATCH_ROWS)
+    store.snapshot(4 * READ_MAX_BATCHES, b"state")
+    store.prune(3 * READ_MAX_BATCHES)
     with pytest.raises(StoreError, match="pruned"):
         list(rows)
     reader.close()
 
 
 def test_a_slow_reader_does_not_keep_the_wal_growing(store: SqliteStore, folder: str) -> None:
-    seq = store.append(turn(1, 2 * READ_BATCH_ROWS), 0)
+    seq = store.append(turn(1, 2 * READ_MAX_BATCHES), 0)
     reader = open_reader(folder, NAME)
     rows = reader.read()
     next(rows)
     for _ in range(60):
         seq = store.append([(0.0, b"x" * 400_000)], seq)
     assert os.path.getsize(store.where + "-wal") < 12_000_000
-    assert sum(1 for _ in rows) == 2 * READ_BATCH_ROWS - 1
+    assert sum(1 for _ in rows) == 2 * READ_MAX_BATCHES - 1
     reader.close()
