@@ -242,9 +242,15 @@ MUTANTS = [
     ),
     Mutant(
         "change: the first submitted is undone first",
-        "core/pool.py",
-        "self._end(max(asking, key=lambda a: a.age)",
-        "self._end(min(asking, key=lambda a: a.age)",
+        "core/pool_state.py",
+        "return max(found, key=lambda a: a.age, default=None)",
+        "return min(found, key=lambda a: a.age, default=None)",
+    ),
+    Mutant(
+        "change: nominations of one requester may wait for each other",
+        "core/pool_state.py",
+        "or use.claimed[key] - amount > limit_room",
+        "or False",
     ),
     Mutant(
         "change: waiters are not admitted anew",
