@@ -66,7 +66,7 @@ def check_logs(world: World, facts: int, dumps: list[int]) -> None:
                 raise Violation(f"{here}, and the coordinator says {request and request.state}")
             if (request.k, request.phase, request.owner) != (attempt.k, TAKEN, name):
                 raise Violation(f"{here} without Taken: {request.k} is {request.phase}, {request.owner!r}")
-        if held > state.capacity.get("gpu", 0) and not world.config.shrink:
+        if held > int(world.config.gpus[p - 1]):
             raise Violation(f"{name} holds {held}")
     for id, request in requests.items():
         if request.phase == TAKEN and request.told:
@@ -110,9 +110,10 @@ def check_bookings(world: World, who: int, part: Part) -> None:
         return
     core = pickle.loads(world.copies[part.copies[-1]].blob)
     ledger, capacity = core.state.ledger, core.state.capacity
-    for key, total in capacity.items():
+    for key in capacity:
+        total = int(world.config.gpus[who - 1])  # what was granted stays when the pool shrinks
         booked, held = ledger.booked[key], ledger.held[key] + ledger.promised[key]
-        if (booked > total or held > total) and not world.config.shrink:
+        if booked > total or held > total:
             raise Violation(f"{world.names[who]}: booked {booked}, held and promised {held} of {total}")
 
 

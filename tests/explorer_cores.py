@@ -16,7 +16,7 @@ from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.coordinator import Coordinator
 from ray_pools.core.coordinator_state import FINAL, CoordinatorState
-from ray_pools.core.link import Message
+from ray_pools.core.link import Link, Message
 from ray_pools.core.pool import Pool
 from ray_pools.core.pool_state import PoolState
 from ray_pools.errors import PoolsError
@@ -24,6 +24,19 @@ from ray_pools.errors import PoolsError
 ENV = ("crash", "split", "full", "cancel", "attach", "delete", "expel", "shrink", "silent", "unplaced")
 UNIT = {name: 4**place for place, name in enumerate(ENV)}  # budgets: two bits each
 FOREVER_S = 1e8
+
+# What makes a copy what it is (`_copy`), and what of a core is left aside: it follows from the rest, or time stands
+# still, or the turn is over. A test sees to it that nothing is new.
+KEY = {
+    Pool: "state epoch link bids bid_number bids_due bids_acked promised _bidder _unanswered _needs_walk deadlines",
+    Coordinator: "state epoch links bids_seen greeted silent _decided_before",
+    Link: "epoch heard acked index",
+}
+ASIDE = {
+    Pool: "name now events effects",
+    Coordinator: "now retention_s leases events touched _decided",
+    Link: "peer head went_back bids_ack",
+}
 
 Command = tuple[Any, ...]
 

@@ -6,9 +6,18 @@ and changes can do to coordinator and pools between any two steps. docs/protocol
 
 from __future__ import annotations
 
+from array import array
+
 import explorer
 import pytest
+from explorer_cores import ASIDE, KEY
 from explorer_mutants import MUTANTS, Mutant
+
+from ray_pools.core.coordinator import Coordinator
+from ray_pools.core.coordinator_state import CoordinatorState
+from ray_pools.core.link import Link
+from ray_pools.core.pool import Pool
+from ray_pools.core.pool_state import PoolState
 
 pytestmark = pytest.mark.faults
 
@@ -60,8 +69,13 @@ def test_the_shortest_way_is_told_step_by_step() -> None:
     ]
 
 
-def test_fair_steps_in_circles_are_seen() -> None:
-    from array import array
+def test_nothing_that_a_core_remembers_is_overlooked() -> None:
+    """Two cores count as one state when they are alike in these: a new attribute must be one of them, or left aside."""
+    cores = (Pool("A", PoolState(), 1, 0.0), Coordinator(CoordinatorState(), 1, 0.0), Link("A"))
+    for core in cores:
+        assert set(vars(core)) == {*KEY[type(core)].split(), *ASIDE[type(core)].split()}
 
+
+def test_fair_steps_in_circles_are_seen() -> None:
     assert explorer.in_circles(3, array("i", [0, 1]), array("i", [1, 2])) is None
     assert explorer.in_circles(3, array("i", [0, 1, 2]), array("i", [1, 2, 1])) == 1
