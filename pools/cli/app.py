@@ -23,6 +23,20 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "release": ("ray_pools.cli.requests:release", "Give back what requests hold (as an operator)."),
     "cancel": ("ray_pools.cli.requests:cancel", "End requests in any state (as an operator)."),
     "requests": ("ray_pools.cli.requests:requests", "List requests."),
+    "log": (
+        "ray_pools.cli.log:log",
+        "Read a log, live: lines, a request's story, a check, a state, an export.",
+    ),
+    "doctor": (
+        "ray_pools.cli.maintenance:doctor",
+        "Look at what the pools stand on: Ray, store, clocks, versions.",
+    ),
+    "backup": ("ray_pools.cli.maintenance:backup", "Copy all logs, while the pools run."),
+    "restore": ("ray_pools.cli.maintenance:restore", "Put the logs of a backup into an empty store."),
+    "upgrade": (
+        "ray_pools.cli.maintenance:upgrade",
+        "Go on with the code of this environment, from the same logs.",
+    ),
     "scenario": ("ray_pools.cli.scenario:scenario", "Play scenario files: unit tests for policies."),
     "replay": ("ray_pools.cli.replay:replay", "Play a job trace through live pools."),
     "demo": ("ray_pools.cli.demo:demo", "Queueing, borrowing, reclaim and scale-up, told live."),

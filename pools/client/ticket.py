@@ -158,7 +158,7 @@ class Ticket:
         return self._view if self.done else self._own_op(what, give_up_s)
 
     def _own_op(self, name: str, give_up_s: float | None = None, k: int | None = None) -> View:
-        op = {"op": name, "id": self.id, "token": self._token}
+        op: dict[str, Any] = {"op": name, "id": self.id, "token": self._token}
         if k is not None:  # of this attempt only: it may arrive late, or twice
             op["k"] = k
         self._apply(self._client._coordinator(op, give_up_s))

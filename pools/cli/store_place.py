@@ -1,0 +1,50 @@
+"""How a command that reads logs finds them: --store, a configuration file, the running coordinator, the default."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from ray_pools.errors import Unreachable
+
+store_option = click.option(
+    "--store", metavar="ADDRESS", help="Where the logs are: sqlite:///DIRECTORY, or DIRECTORY."
+)
+config_option = click.option(
+    "--config", metavar="FILE", type=click.Path(), help="The configuration file whose store is meant."
+)
+
+
+def find_store(
+    store: str | None, config: str | None, address: str | None, namespace: str, *, ask: bool = True
+) -> str:
+    """The address of the store that is meant. The coordinator is asked where nothing else says it."""
+    from ray_pools.config import STORE_ENV, default_store, load_config, store_address
+
+    if store is not None and config is not None:
+        raise click.UsageError("--store and --config don't go together")
+    if store is not None:
+        return store_address(store, Path(), "--store")
+    if config is not None:
+        return load_config(config).store
+    running = running_store(address, namespace) if ask else None
+    if running is not None:
+        return running
+    if os.environ.get(STORE_ENV):
+        return store_address(os.environ[STORE_ENV], Path(), STORE_ENV)
+    return default_store(namespace, os.environ)
+
+
+def running_store(address: str | None, namespace: str) -> str | None:
+    """The store of the coordinator that runs; None if none does. A cluster that was named must answer."""
+    from ray_pools.cli.connection import connect
+
+    try:
+        with connect(address, namespace, give_up_s=5.0) as client:
+            return client.config().get("store")
+    except Unreachable:
+        if address is not None:
+            raise
+        return None

@@ -1,0 +1,162 @@
+"""The events of the logs in plain words: one sentence each, for people; which request an event is about.
+
+Nothing here reads a log (log_view.py does). Every event of `core/records.py` has its words: a new one without fails the
+tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .core import records as ev
+
+_ASKED = {
+    "release": "its holder is done: the pool is asked to release it",
+    "cancel": "it is cancelled: the pool is asked to end it, and no attempt follows",
+    "expire": "its lease ran out: the pool is asked to end it",
+    "give": "another pool opened to it: its pool is asked to give it back if it still waits",
+    "yield": "its pool admits it no more, and is asked to give it back",
+    "stopped": "its holder has stopped: the pool is told",
+}
+_TOLD = {
+    "nominated": "is nominated: others are being stopped for it",
+    "granted": "is granted",
+    "placed": "is placed: its holder may use it",
+    "preempting": "is to stop: its capacity is needed by others",
+}
+
+
+def request_of(event: Any) -> str:
+    """The id of the request that the event is about, or ""."""
+    return str(getattr(event, "id", ""))
+
+
+def is_about(event: Any, id: str) -> bool:
+    """The event changes something for this request: its own, one that stops it, or one that forgets it."""
+    if isinstance(event, ev.Nominated):
+        return event.id == id or any(victim == id for victim, _ in event.victims)
+    if isinstance(event, ev.Forgotten):
+        return id in event.ids
+    return request_of(event) == id
+
+
+def words(event: Any) -> str:
+    """What the event says."""
+    return _WORDS[type(event)](event)
+
+
+def amounts_words(amounts: Iterable[Iterable[Any]]) -> str:
+    """`gpu 2, cpu_milli 500`; every request has its one slot of `step_run`, which says nothing."""
+    pairs = [(key, amount) for key, amount in amounts if amount and key != "step_run"]
+    return ", ".join(f"{key} {amount}" for key, amount in pairs) or "a slot"
+
+
+def ids_words(ids: Iterable[str], most: int = 5) -> str:
+    """The first few, and how many more there are."""
+    every = list(ids)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
+
+
+def _why(how: str, why: str) -> str:
+    return f"{how} ({why})" if why and why != how else how
+
+
+def _configured(event: ev.Configured) -> str:
+    capacity = amounts_words(event.config.get("capacity", {}).items())
+    return f"goes by configuration {event.version}: capacity {capacity}; {len(event.policies)} policies"
+
+
+def _queued(event: ev.Queued) -> str:
+    kind = "" if event.preemptible else ", not preemptible"
+    bids = "" if event.owned else "; it asks several pools"
+    pause = f"; not before {event.not_before:.3f}" if event.not_before else ""
+    return (
+        f"attempt {event.k} queues: {event.requester} asks for {amounts_words(event.amounts)}"
+        f" (age {event.age}{kind}){bids}{pause}"
+    )
+
+
+def _placed(event: ev.Placed) -> str:
+    group = str(event.detail.get("pg", ""))
+    ready = f"its placement group {group[:12]} is ready" if group else "ready"
+    return f"attempt {event.k} is placed: {ready}"
+
+
+def _nominated(event: ev.Nominated) -> str:
+    victims = ids_words(id for id, _ in event.victims)
+    return f"attempt {event.k} is nominated: its amounts are booked, and {victims} must stop for it"
+
+
+def _changed(event: ev.Changed) -> str:
+    said = []
+    for kind, *rest in event.changes:
+        if kind == "pool":
+            said.append(f"pool {rest[0]['name']} has {amounts_words(rest[0].get('capacity', {}).items())}")
+        elif kind == "policy":
+            said.append(f"{rest[0]['requester']} has a policy on {rest[0]['pool']}")
+        elif kind == "unpool":
+            said.append(f"pool {rest[0]} is gone")
+        else:
+            said.append(f"{rest[0]} has no policy on {rest[1]} any more")
+    return f"configuration {event.version}: " + "; ".join(said)
+
+
+def _submitted(event: ev.Submitted) -> str:
+    more = "" if event.preemptible else ", not preemptible"
+    more += f", {_retries(event.retries)}" if event.retries else ""
+    more += f", lease {event.lease_s:g} s" if event.lease_s else ""
+    asks = f"{event.requester} asks for {amounts_words(event.amounts)} (age {event.age}{more})"
+    if not event.pools:
+        return f"{asks}: rejected, {_causes(event.causes)}"
+    return f"{asks}: attempt 1 opens in {', '.join(event.pools)}"
+
+
+def _retries(count: int) -> str:
+    return "1 retry" if count == 1 else f"{count or 'no'} retries"
+
+
+def _causes(causes: dict[str, str]) -> str:
+    return ", ".join(f"{pool}: {cause}" for pool, cause in sorted(causes.items())) or "there are no pools"
+
+
+def _opened(event: ev.Opened) -> str:
+    later = ", ".join(f"{pool} not before {at:.3f}" for pool, at in sorted(event.not_before.items()))
+    return (
+        f"attempt {event.k} opens in {', '.join(event.pools)}, with its old age and {_retries(event.retries)} left"
+        + (f" ({later})" if later else "")
+    )
+
+
+def _finished(event: ev.Finished) -> str:
+    return f"it is {event.state}: final" + (f" ({_causes(event.causes)})" if event.causes else "")
+
+
+def _peer(event: ev.Peer) -> str:
+    return (
+        f"has worked in what {event.name} said up to its row {event.heard} (epoch {event.epoch}, then"
+        f" {event.head} rows long); {event.name} has ours up to row {event.acked}"
+    )
+
+
+_WORDS: dict[type[Any], Callable[[Any], str]] = {
+    ev.Configured: _configured,
+    ev.Queued: _queued,
+    ev.Granted: lambda event: f"attempt {event.k} is granted",
+    ev.Placed: _placed,
+    ev.Nominated: _nominated,
+    ev.Ending: lambda event: (
+        f"attempt {event.k} is {_why(event.how, event.why)}: its placement group is removed"
+    ),
+    ev.Ended: lambda event: f"attempt {event.k} is over here and holds nothing: {_why(event.how, event.why)}",
+    ev.Changed: _changed,
+    ev.Submitted: _submitted,
+    ev.Opened: _opened,
+    ev.Taken: lambda event: f"attempt {event.k} belongs to pool {event.pool} alone",
+    ev.Told: lambda event: f"told by its pool: attempt {event.k} {_TOLD.get(event.state, event.state)}",
+    ev.Asked: lambda event: f"attempt {event.k}: {_ASKED.get(event.what, event.what)}",
+    ev.Finished: _finished,
+    ev.Forgotten: lambda event: f"retention is over, these leave the state: {ids_words(event.ids)}",
+    ev.Peer: _peer,
+}
