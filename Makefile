@@ -21,7 +21,7 @@ faults: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "faults" $(PYTEST_ARGS)
 
 bench: $(VENV)/.installed-test
-	@set -e; for file in benchmarks/bench_*.py; do [ -e "$$file" ] || continue; echo "== $$file"; $(BIN)/python "$$file"; done
+	$(BIN)/python -m benchmarks
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
