@@ -11,6 +11,7 @@ from benchmarks.figures import print_figures
 
 # name -> what it measures, in one line; each is a module here with `run() -> Iterable[Figure]`
 NAMES = {
+    "log": "the log: appends, replay of a million events, a restart",
     "decide": "the pure core: a decision with few and many waiting, a no, a choice of victims",
 }
 

@@ -257,13 +257,17 @@ def unpack_all(body: bytes, count: int) -> list[Event]:
     if count == 1:
         return [unpack(body)]
     events: list[Event] = []
+    shapes, make = _SHAPES, _make
     for values in msgpack.unpackb(_array_header(count) + body, strict_map_key=False):
-        cls, newest, length = _SHAPES.get(values[0], _NO_SHAPE) if values else _NO_SHAPE
-        if len(values) != length or values[1] != newest:
+        try:
+            cls, newest, length = shapes[values[0]]
+        except (LookupError, TypeError):
+            cls, newest, length = _NO_SHAPE
+        if len(values) == length and values[1] == newest:
+            del values[:2]
+            events.append(make(cls, values))
+        else:
             events.append(_older(values))
-            continue
-        del values[:2]
-        events.append(_make(cls, values))
     return events
 
 

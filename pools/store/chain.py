@@ -99,16 +99,17 @@ def verified(where: str, seq: int, chain: bytes, rows: Iterable[tuple[Any, ...]]
 
     Replaying a million events goes through here, so it is one loop without a call of its own.
     """
+    pack, hashed, as_batch, digest_size = _pack_link, blake2b, _as_batch, CHAIN_BYTES
     for last, first, epoch, at, sizes, body, claimed in rows:
         seq += 1
         try:
-            mark = _pack_link(chain, last, first, epoch, at)
-            chain = blake2b(mark + sizes + body, digest_size=CHAIN_BYTES).digest()
+            mark = pack(chain, last, first, epoch, at)
+            chain = hashed(mark + sizes + body, digest_size=digest_size).digest()
         except (TypeError, ValueError, struct.error) as error:
             raise Corrupt(where, seq, f"a column holds something else than it should ({error})") from None
-        if first != seq or last < first:
-            raise Corrupt(where, seq, f"rows {first} to {last} stand in its place")
-        if chain != claimed:
+        if chain != claimed or first != seq or last < first:
+            if first != seq or last < first:
+                raise Corrupt(where, seq, f"rows {first} to {last} stand in its place")
             raise Corrupt(where, seq, "its checksum does not follow from what is before it and its columns")
-        yield _as_batch((first, last, epoch, at, sizes, body))
+        yield as_batch((first, last, epoch, at, sizes, body))
         seq = last

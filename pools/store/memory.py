@@ -100,7 +100,7 @@ class MemoryReader(Reader):
             before_seq, before = log.before(place)
             batches = log.batches[place:]
         for batch in verified(self.where, before_seq, before, batches):
-            yield batch if batch.first_seq >= from_seq else batch.rest(from_seq)
+            yield batch.rest(from_seq)
 
     def head(self) -> tuple[int, int]:
         log = self._log()

@@ -79,8 +79,11 @@ class SqliteReader(Reader):
             rows = self._fetch(before_seq, end)
             if (not rows or rows[0][1] != before_seq + 1) and self._head().base_seq > before_seq:
                 raise Pruned(self.where, before_seq + 1, self._head().base_seq + 1)
-            for batch in verified(self.where, before_seq, before, rows):
-                yield batch if batch.first_seq >= from_seq else batch.rest(from_seq)
+            batches = verified(self.where, before_seq, before, rows)
+            if before_seq < from_seq:
+                yield from (batch.rest(from_seq) for batch in batches)
+            else:
+                yield from batches
             if not rows:
                 raise Corrupt(self.where, before_seq + 1, "the row is missing, but later ones are there")
             before_seq, before = rows[-1][0], rows[-1][6]
