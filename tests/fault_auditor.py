@@ -15,7 +15,7 @@ from fault_processes import View
 from ray_pools.core import records as ev
 
 if TYPE_CHECKING:
-    from fault_simulation import World
+    from fault_world import World
 
 _EPSILON_S = 1e-6
 _END_OF = {"release": "released", "cancel": "cancelled", "expire": "expired"}

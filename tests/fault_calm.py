@@ -13,7 +13,7 @@ from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import GRANTED, HOLDING, NOMINATED, PREEMPTING
 
 if TYPE_CHECKING:
-    from fault_simulation import World
+    from fault_world import World
 
 ROUNDS_MAX = 300
 

@@ -38,7 +38,7 @@ from ray_pools.core.queue import ENDING, HOLDING
 from ray_pools.errors import PoolsError
 
 if TYPE_CHECKING:
-    from fault_simulation import World
+    from fault_world import World
 
 COORDINATOR = "coordinator"
 BEFORE_APPEND, BEFORE_REPLY = "before its append", "between append and reply"

@@ -13,7 +13,8 @@ from collections import Counter
 import pytest
 from fault_mutants import MUTANTS
 from fault_processes import digest_of
-from fault_simulation import STEPS, World, caught, play
+from fault_simulation import STEPS, caught, play
+from fault_world import World
 
 SEEDS_PER_BLOCK = 200
 
