@@ -235,29 +235,6 @@ def test_rows_that_somebody_else_wrote_stop_the_writer(store: SqliteStore) -> No
         store.append(turn(4, 1), 3)
 
 
-def test_a_flipped_byte_of_the_file_never_changes_or_hides_a_row(store: SqliteStore, folder: str) -> None:
-    """Every 23rd byte of the database: all rows as they were, or refused, or at worst fewer of them at the end.
-
-    The last is what the peers' memory of (epoch, seq) is for; a snapshot of the last row would find it as well.
-    """
-    for number in range(12):
-        store.append(turn(3 * number + 1, 3), 3 * number)
-    store.snapshot(36, b"state" * 10)
-    store.close()
-    expected = SqliteReaderOnce(folder).rows()
-    good = Path(store.where).read_bytes()
-    shorter = 0
-    for place in range(0, len(good), 23):
-        Path(store.where).write_bytes(good[:place] + bytes([good[place] ^ 0xFF]) + good[place + 1 :])
-        try:
-            found = SqliteReaderOnce(folder).rows()
-        except StoreError:
-            continue
-        assert found == expected[: len(found)], f"byte {place}"
-        shorter += found != expected
-    assert shorter <= 2
-
-
 def test_a_vacuum_by_hand_does_no_harm(store: SqliteStore) -> None:
     store.append(turn(1, 300), 0)
     store.snapshot(200, b"state")
@@ -268,44 +245,6 @@ def test_a_vacuum_by_hand_does_no_harm(store: SqliteStore) -> None:
     db.close()
     assert store.open() == 2
     assert len(list(store.read(100))) == 201
-
-
-@pytest.mark.parametrize("stride", [97])
-def test_a_cut_wal_leaves_whole_turns(store: SqliteStore, folder: str, tmp_path: Path, stride: int) -> None:
-    """The state after a crash that lost the end of the WAL: a prefix of the turns, each whole."""
-    turns = 12
-    for number in range(turns):
-        store.append(turn(3 * number + 1, 3), 3 * number)
-    wal = Path(store.where + "-wal").read_bytes()
-    database = Path(store.where).read_bytes()
-    seen = set()
-    copy = str(tmp_path / "copy")
-    os.makedirs(copy)
-    for length in [*range(0, len(wal), stride), len(wal)]:
-        for old in os.listdir(copy):
-            os.unlink(os.path.join(copy, old))
-        path = database_path(copy, NAME)
-        Path(path).write_bytes(database)
-        Path(path + "-wal").write_bytes(wal[:length])
-        rows = SqliteReaderOnce(copy).rows()
-        assert len(rows) % 3 == 0
-        assert rows == list(store.read())[: len(rows)]
-        seen.add(len(rows) // 3)
-    assert seen == set(range(turns + 1))
-
-
-class SqliteReaderOnce:
-    """Opens, reads all, closes."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def rows(self) -> list[Any]:
-        reader = open_reader(self.folder, NAME)
-        try:
-            return list(reader.read())
-        finally:
-            reader.close()
 
 
 # Writing
