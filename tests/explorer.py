@@ -6,8 +6,8 @@ It drives `Coordinator` and `Pool` themselves, breadth first (docs/protocol.md i
     order". After each turn an actor says all that it has to say.
   * *part* of an actor: its log, folded, with the epoch that may write; and its running copies, zombies too. A copy is
     the core itself, pickled. What a copy does depends on it and on the message alone, so it is done once for each.
-  * *turn*: one command or message, what the core does by itself, the append. A crash strikes between turns: as messages
-    may be lost, this is also the crash between append and send.
+  * *turn*: one command or message (`batch=1`: up to two), what the core does by itself, the append. A crash strikes
+    between turns: as messages may be lost, this is also the crash between append and send.
   * *environment*: crashes, zombies, cancels, changes of policies and so on, each with a budget, at any point. All other
     steps are fair: they happen at last. Where no fair step is left, everything must be settled.
 
@@ -306,18 +306,20 @@ AB,A 11
 AB,AB 11
 AB,A 11 crash=1
 AB 11 crash=1 cancel=1
+AB 11 crash=1 batch=1
 AB 11 split=1
 AB 11 full=1 cancel=1
+AB 11 silent=1 crash=1
+AB,A 11 batch=1
 A>B 11 attach=1 cancel=1
 A>B,A 11 attach=1
 AB,A 11 delete=1
 AB 11 expel=1
 AB 21 shrink=1
-AB 11 silent=1
 AB 11 unplaced=1 places=1
 A-,A+ 1 places=1
-A-,A+ 1 cancel=1
-A-,AB+ 11
+A-,A+ 1 cancel=1 batch=1
+B!,A-,AB+ 11
 A,A 1 split=1
 """
 # Explored on demand (make faults).
@@ -325,14 +327,14 @@ DEEP = """
 AB,AB 11 crash=1
 A-,A+ 1 cancel=1 crash=1
 AB 11 crash=2
-AB 11 split=1 cancel=1
-AB 11 split=1 crash=1
 A>B 11 attach=1 crash=1 cancel=1
 AB 11 expel=1 crash=1
 AB,A 11 silent=1
-A,AB 21 shrink=1
 AB,A 11 cancel=1
 AB,A 11 full=1
+AB,A 11 delete=1 batch=1
+A,AB 21 shrink=1
+A-,A+ 1 places=1 batch=1
 """
 
 

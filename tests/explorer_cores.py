@@ -70,6 +70,8 @@ class Config(NamedTuple):
     cut: int = 0
     # directives arrive singly and stale ones too, as if the link had no numbers; pools forget no end
     weak: int = 0
+    # a turn may take two commands or messages at once
+    batch: int = 0
     mutant: str = ""
 
 
@@ -351,7 +353,10 @@ class Cores:
     def _carry_out(self, who: int, core: Any, command: Command) -> None:
         kind, *rest = command
         try:
-            if kind == "message":
+            if kind == "both":
+                for each in rest:
+                    self._carry_out(who, core, each)
+            elif kind == "message":
                 sender, _, message = self.messages[rest[0]]
                 message = Message(*msgpack.unpackb(msgpack.packb(list(message)), strict_map_key=False))
                 core.exchange(*([] if who else [self.names[sender]]), message)
@@ -377,7 +382,7 @@ class Cores:
             elif kind == "speaks":  # something old arrives, of which only that it arrives is new
                 self._speaks(core, rest[0])
             elif kind == "grace":
-                core.deadlines[rest[0]] = core.now
+                core.deadlines.update({id: core.now for id in rest if id in core.deadlines})
             elif kind == "placed":
                 core.placed(*rest, {"pg": "group"})
             elif kind == "unplaced":

@@ -151,6 +151,10 @@ class World(Cores):
                 inputs.append((top, low, "", ("message", low.bit_length() - 1)))
                 rest ^= low
             inputs += [(fair and top, 0, env, command) for fair, env, command in self.commands(number, left)]
+            if self.config.batch:
+                free = [command for _, _, env, command in inputs if not env and command != ("turn",)]
+                pairs = [("both", one, two) for one in free for two in free if one != two]
+                inputs += [(False, 0, "", pair) for pair in pairs]
             for fair, bit, env, command in inputs:
                 if env == "never":
                     continue
@@ -245,12 +249,14 @@ class World(Cores):
 
     def told(self, who: int, label: tuple[Any, ...]) -> str:
         """A step in words."""
-        words = []
+        words = [self.names[who] or "C"]
         for place, word in enumerate(label):
-            if place and label[place - 1] == "message":
+            if isinstance(word, tuple):
+                word = self.told(who, word)
+            elif place and label[place - 1] == "message":
                 sender, _, m = self.messages[word]
                 word = (
                     f"of {self.names[sender] or 'C'}: {m.items} bids {m.bids} (epoch {m.epoch}, ack {m.ack})"
                 )
             words.append(str(word))
-        return f"{self.names[who] or 'C'} {' '.join(words)}"
+        return " ".join(words)
