@@ -29,7 +29,7 @@ from .settings import unknown_key
 from .yaml_lines import YamlFile, read_yaml
 
 STORE_ENV = "RAY_POOLS_STORE"
-STORE_SCHEMES = ("sqlite", "redis", "memory")
+STORE_SCHEMES = ("sqlite", "redis", "rediss", "memory")
 
 Seconds = Annotated[float, Field(strict=True)]
 Amounts = dict[StrictStr, StrictInt]
@@ -180,18 +180,25 @@ def default_store(namespace: str, environ: Mapping[str, str]) -> str:
 
 def store_address(store: str, base: Path, field: str = "store", where: str = "") -> str:
     """A full address out of an address or a folder; the actors' own working directory must not matter."""
+    from .store.redis_wire import masked, parse_place
+
     scheme, colon, rest = store.partition("://")
     expected = "a folder, or an address such as sqlite:///var/lib/ray-pools or redis://host:6379/0"
     if not store.isprintable() or not store.strip() or len(store) > 4096:
-        raise BadInput(field, store, expected, where)
+        raise BadInput(field, masked(store), expected, where)
     if not colon:
         return f"sqlite://{Path(os.path.abspath(base / Path(store).expanduser()))}"
     if scheme not in STORE_SCHEMES:
-        raise BadInput(field, store, f"{expected} (schemes: {', '.join(STORE_SCHEMES)})", where)
+        raise BadInput(field, masked(store), f"{expected} (schemes: {', '.join(STORE_SCHEMES)})", where)
     if scheme == "sqlite" and not rest.startswith("/"):
         raise BadInput(
             field, store, "sqlite:// followed by a folder from the root on: sqlite:///var/...", where
         )
+    if scheme in ("redis", "rediss"):
+        try:
+            parse_place(store)
+        except BadInput as problem:
+            raise BadInput(field, problem.value, problem.expected, where) from None
     return store
 
 
