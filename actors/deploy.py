@@ -8,6 +8,7 @@ modules would be found before anybody else's.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -68,6 +69,10 @@ def ask(handle: Any, op: Mapping[str, Any], timeout_s: float = _START_TIMEOUT_S)
     try:
         response = ray.get(handle.call.remote(wire.encode_request([op])), timeout=timeout_s)
     except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+        # an actor that could not start says why in the last lines of Ray's report
+        ours = re.findall(r"^\S*ray_pools\.(?:errors|store)[\w.]*: (.+)$", str(error), re.MULTILINE)
+        if ours:
+            raise PoolsError(f"an actor of the pools can't start: {ours[-1][:300]}") from None
         raise Unreachable(
             f"an actor of the pools does not answer: {str(error).splitlines()[0][:300]}"
         ) from None
@@ -108,7 +113,11 @@ def up(
         progress(f"pool {name!r} is up: {_amounts(pools[name].capacity)}")
     if changes:
         ask(coordinator, {"op": "change", "changes": changes})
-    return {"changes": len(changes), "pools": sorted(pools)}
+    return {
+        "changes": len(changes),
+        "pools": sorted(pools),
+        "address": str(ray.get_runtime_context().gcs_address),
+    }
 
 
 def difference(

@@ -400,9 +400,14 @@ def _submit(world: World, argument: Mapping[str, Any]) -> None:
         raise BadInput("submit.resources, submit.settings", given, "exactly one of the two")
     if "resources" in argument:
         amounts = amounts_from_resources(argument["resources"], "submit.resources")
+        preemptible = argument.get("preemptible", True)
     else:
-        amounts = amounts_from_settings(argument["settings"], "submit.settings")
-    preemptible = argument.get("preemptible", True)
+        settings = argument["settings"]
+        preemptible = argument.get("preemptible", True)
+        if isinstance(settings, Mapping) and "preemptible" in settings:  # a field of ResourceSettings too
+            preemptible = argument.get("preemptible", settings["preemptible"])
+            settings = {key: value for key, value in settings.items() if key != "preemptible"}
+        amounts = amounts_from_settings(settings, "submit.settings")
     if not isinstance(preemptible, bool):
         raise BadInput("submit.preemptible", preemptible, "true or false")
     retries = check_integer("submit.retries", argument.get("retries", 0), 0, RETRIES_MAX)

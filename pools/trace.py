@@ -82,6 +82,7 @@ def _rows(text: IO[str], name: str) -> Iterator[TraceJob]:
     lines = _limited(text, name)
     reader = csv.reader(lines, strict=True)
     columns: dict[str, int] | None = None
+    width = 0
     row_count, submit_before_s = 0, 0.0
     while True:
         try:
@@ -93,10 +94,14 @@ def _rows(text: IO[str], name: str) -> Iterator[TraceJob]:
             return
         where = f"{name}:{reader.line_num}"
         if columns is None:
-            columns = _columns(cells, where)
+            columns, width = _columns(cells, where), len(cells)
             continue
         if not cells:
             continue  # an empty line, such as the last one often is
+        if len(cells) != width:
+            raise BadInput(
+                "row", ",".join(cells), f"{width} cells, as the heading has, and not {len(cells)}", where
+            )
         row_count += 1
         if row_count > TRACE_MAX_ROWS:
             raise BadInput("TRACE", f"row {row_count}", f"at most {TRACE_MAX_ROWS} rows", where)
@@ -133,9 +138,6 @@ def _columns(heading: list[str], where: str) -> dict[str, int]:
 
 
 def _job(cells: list[str], columns: dict[str, int], row: str, where: str) -> TraceJob:
-    if len(cells) <= max(columns.values()):
-        expected = f"as many cells as the heading names; a row of at least {max(columns.values()) + 1}"
-        raise BadInput("row", f"{len(cells)} cells", expected, where)
     found = {column: cells[index].strip() for column, index in columns.items()}
     requester, pool = found["requester"], found.get("pool", "")
     for column, value in (("requester", requester), *((("pool", pool),) if pool else ())):

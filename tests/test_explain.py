@@ -9,6 +9,7 @@ import pytest
 from ray_pools.core import explain
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.system import System
+from ray_pools.errors import BadInput
 
 
 def world(*policies: PolicyConfig, gpus: int = 8, **options: Any) -> System:
@@ -138,3 +139,10 @@ def test_a_refusal_names_the_number_that_was_exceeded(
     assert text == explain.admission_text(
         cause, "me", "datacenter", (("gpu", gpus),), preemptible, {"gpu": 8}, mine
     )
+
+
+@pytest.mark.parametrize("name", ["coordinator", "all"])
+def test_a_pool_has_no_name_that_commands_use_for_themselves(name: str) -> None:
+    """Else `restart: coordinator` and `pools log coordinator` would mean two things."""
+    with pytest.raises(BadInput, match="another name: commands use"):
+        System({name: PoolConfig(name, {"gpu": 1})}, [])

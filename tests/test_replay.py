@@ -276,6 +276,16 @@ def test_the_example_and_its_trace_fit_each_other() -> None:
     assert any(job.gpus > largest for job in trace), "one that every pool rejects"
 
 
+def test_a_requester_without_a_policy_is_found_before_anything_starts(tmp_path: Path) -> None:
+    trace = tmp_path / "ghost.csv"
+    trace.write_text("submit_s,duration_s,gpus,requester\n0,10,1,c01\n1,10,1,ghost\n")
+    result = invoke(str(CONFIG), str(trace), "--local")
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    assert "requester = 'ghost': a requester with a policy in" in result.output
+    assert f"{trace}, row 2" in result.output
+
+
 def invoke(*args: str) -> Result:
     return CliRunner().invoke(cli, ["replay", *args])
 

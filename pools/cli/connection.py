@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ray_pools.errors import BadInput, PoolsError
+from ray_pools.errors import BadInput, PoolsError, Unreachable
 
 if TYPE_CHECKING:
     from ray_pools.client import Client
@@ -117,7 +117,30 @@ def use_cluster(address: str | None, namespace: str) -> LocalCluster | None:
         use_local(local)
     elif address is not None:
         os.environ["RAY_ADDRESS"] = address
+    else:
+        _leave_private_ones_alone()
     return local
+
+
+def _leave_private_ones_alone() -> None:
+    """Clusters of demos, replays and scenarios are theirs alone: Ray would take any that runs on this machine."""
+    private = {cluster.address for cluster in _local_clusters() if not was_started_by_up(cluster)}
+    if not private:
+        return
+    try:
+        from ray._private.services import find_gcs_addresses
+
+        others = sorted(find_gcs_addresses() - private)
+    except (ImportError, TypeError):  # a private function of Ray that moved
+        return
+    if not others:
+        raise Unreachable(
+            "no Ray cluster runs on this machine but those of a demo, replay or scenario: start one with"
+            " `pools up --local CONFIG`, or name one by --address"
+        )
+    if len(others) > 1:
+        raise BadInput("address", None, f"one of the clusters that run here: {', '.join(others)}")
+    os.environ["RAY_ADDRESS"] = others[0]
 
 
 def use_local(cluster: LocalCluster) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,13 +100,15 @@ def _bring_up(config: Config) -> dict[str, Any]:
 
 def _tell_up(config: Config, done: dict[str, Any], local: LocalCluster | None, as_json: bool) -> None:
     env = local.driver_env() if local is not None else {}
-    address = local.address if local is not None else os.environ.get("RAY_ADDRESS", "auto")
+    from ray_pools.store.address import masked
+
+    address, store = done.pop("address"), masked(config.store)
     dashboard = local.dashboard_address if local is not None else None
     if as_json:
         print_json(
             {
                 "namespace": config.namespace,
-                "store": config.store,
+                "store": store,
                 "address": address,
                 "dashboard": dashboard,
                 "env": env,
@@ -117,9 +118,10 @@ def _tell_up(config: Config, done: dict[str, Any], local: LocalCluster | None, a
         return
     what = f"{done['changes']} changes" if done["changes"] else "nothing to change"
     click.echo(f"up in namespace {config.namespace!r} at {address}: {', '.join(done['pools'])} ({what})")
-    click.echo(f"logs: {config.store}")
+    click.echo(f"logs: {store}")
     if env:
-        click.echo("drivers: export " + " ".join(f"{name}={value}" for name, value in sorted(env.items())))
+        click.echo("drivers need:")
+        click.echo("export " + " ".join(f"{name}={value}" for name, value in sorted(env.items())))
     if dashboard:
         click.echo(f"jobs: ray job submit --address {dashboard} --working-dir . -- python driver.py")
     if local is not None:

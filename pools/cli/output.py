@@ -9,6 +9,9 @@ from typing import Any
 
 import click
 
+WIDTH_OF_FILES = 240
+"""Columns where stdout is no terminal: enough for two names."""
+
 
 def progress(text: str) -> None:
     """What happens meanwhile; never on stdout."""
@@ -23,7 +26,7 @@ def print_json(value: Any) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """Names come from users: nothing in them is taken for markup. A column called `#name` is of numbers.
 
-    80 columns where stdout is no terminal.
+    Where stdout is no terminal, nothing is folded: programs read it.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -40,7 +43,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
         )
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    width = None if sys.stdout.isatty() else WIDTH_OF_FILES
+    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
     if title:
         console.print(Text(title, style="bold"))
     console.print(table)

@@ -174,6 +174,11 @@ def _plan(
     rows = read_trace(trace, None if limit is None else limit + skip)
     if len(rows) <= skip:
         raise BadInput("--skip", skip, f"fewer than the {len(rows)} rows of {trace}")
+    known = {policy.requester for policy in wanted.policies}
+    for row in rows[skip:]:
+        if row.requester not in known:
+            expected = f"a requester with a policy in {config}: {', '.join(sorted(known)) or 'there is none'}"
+            raise BadInput("requester", row.requester, expected, f"{trace}, row {row.id}")
     own: Path | None = None
     if store is not None:
         address = store_address(store, Path(), "--store")

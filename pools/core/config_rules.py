@@ -25,6 +25,7 @@ from ..limits import (
 )
 
 QUEUEINGS = ("backfill", "strict")
+RESERVED_NAMES = ("coordinator", "all")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 POOL_SECONDS = ("starvation_after_s", "grace_s", "min_runtime_s")
 PLACEMENT_OPTIONS = ("resources", "labels", "node", "strategy", "provision_timeout_s", "warm")
@@ -134,6 +135,9 @@ def check_config(pools: Mapping[str, PoolConfig], policies: Iterable[PolicyConfi
 def check_pool(pool: PoolConfig, path: Path) -> list[Problem]:
     """What is wrong with one pool, its policies left aside."""
     problems: list[Problem | None] = [_named((*path, "name"), pool.name)]
+    if pool.name in RESERVED_NAMES:
+        taken = f"another name: commands use {' and '.join(RESERVED_NAMES)} for themselves"
+        problems.append(Problem((*path, "name"), pool.name, taken))
     problems += _check_amounts((*path, "capacity"), pool.capacity)
     if pool.queueing not in QUEUEINGS:
         problems.append(Problem((*path, "queueing"), pool.queueing, " or ".join(QUEUEINGS)))
