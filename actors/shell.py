@@ -25,6 +25,7 @@ from ray_pools.actors.clock import ManualClock, make_clock
 from ray_pools.core import records as ev
 from ray_pools.errors import BadInput, PoolsError, Refused
 from ray_pools.store import AppendFailed, Corrupt, Fenced, SequenceGap, Store, SyncFailed, open_store
+from ray_pools.store.base import DamagedSnapshot
 
 log = logging.getLogger("ray_pools")
 
@@ -137,12 +138,23 @@ class Shell:
 
     def _folded(self) -> Any:
         """The state as the log tells it."""
-        snapshot = self.store.latest_snapshot()
-        state = self.new_state(msgpack.unpackb(snapshot.state, strict_map_key=False) if snapshot else None)
+        state = self._from_snapshot()
         self._snapshot_seq = state.seq
         for row in self.store.read(state.seq + 1):
             state.apply(ev.unpack(row.body), row.at)
         return state
+
+    def _from_snapshot(self) -> Any:
+        """The state that the snapshot holds. One that can't be read is no loss as long as the log is whole."""
+        try:
+            snapshot = self.store.latest_snapshot()
+            return self.new_state(msgpack.unpackb(snapshot.state, strict_map_key=False) if snapshot else None)
+        except (DamagedSnapshot, ev.UnknownSnapshot) as error:
+            lost = isinstance(error, DamagedSnapshot) and error.seq > self.store.head()[1]
+            if lost or self.store.first_seq() > 1:
+                raise
+            log.warning("%s starts from its whole log: %s", self.name, error)
+            return self.new_state(None)
 
     def _persist(self, events: Sequence[Any], before: int) -> None:
         at = self.core.now

@@ -340,7 +340,7 @@ class CoordinatorState:
 
     def dump(self) -> dict[str, Any]:
         """The durable state as plain values, in an order that depends on nothing but the log."""
-        return {
+        dumped: dict[str, Any] = {
             "seq": self.seq,
             "clock": self.clock,
             "version": self.version,
@@ -355,11 +355,14 @@ class CoordinatorState:
             "changes_made": [[id, *made] for id, made in self.changes_made.items()],
             "requests": [_dump(self.requests[id]) for id in sorted(self.requests)],
         }
+        dumped["layout"] = {"keys": sorted(dumped), "fields": _FIELDS}
+        return dumped
 
     @classmethod
     def load(cls, dumped: dict[str, Any]) -> CoordinatorState:
-        """The state that `dump` wrote, with all that is derived from it."""
+        """The state that `dump` wrote, with all that is derived from it. UnknownSnapshot if other code wrote it."""
         state = cls()
+        ev.check_layout(dumped, state.dump())
         for name in ("seq", "clock", "version", "ages"):
             setattr(state, name, dumped[name])
         for wire, uid, configured in dumped["pools"]:
@@ -371,10 +374,9 @@ class CoordinatorState:
             state.policies.setdefault(policy.requester, {})[policy.pool] = policy
         state.changes_made = {id: (version, made) for id, version, made in dumped["changes_made"]}
         state.peers = {fields[0]: ev.Peer(*fields) for fields in dumped["peers"]}
-        requests = [_load(fields) for fields in dumped["requests"]]
-        for request in requests:
+        requests = sorted(map(_load, dumped["requests"]), key=lambda r: r.age)
+        for request in requests:  # in the order in which they came, as where the whole log was folded
             state.requests[request.id] = request
-        for request in sorted(requests, key=lambda r: r.age):
             if request.phase != FINAL:
                 state.waiting_or_holding[request.id] = request
         for request in sorted(requests, key=lambda r: r.changed_seq):

@@ -314,7 +314,7 @@ class PoolState:
 
     def dump(self) -> dict[str, Any]:
         """The durable state as plain values, in an order that depends on nothing but the log."""
-        return {
+        dumped: dict[str, Any] = {
             "seq": self.seq,
             "clock": self.clock,
             "version": self.version,
@@ -325,11 +325,14 @@ class PoolState:
             "attempts": [_dump(self.attempts[id]) for id in sorted(self.attempts)],
             "ended": [_dump(a) for a in self.ended.values()],
         }
+        dumped["layout"] = {"keys": sorted(dumped), "fields": _FIELDS}
+        return dumped
 
     @classmethod
     def load(cls, dumped: dict[str, Any]) -> PoolState:
-        """The state that `dump` wrote, with all that is derived from it."""
+        """The state that `dump` wrote, with all that is derived from it. UnknownSnapshot if other code wrote it."""
         state = cls()
+        ev.check_layout(dumped, state.dump())
         state.seq, state.clock, state.version = dumped["seq"], dumped["clock"], dumped["version"]
         if dumped["config"]:
             state.config, state.uid = PoolConfig.from_wire(dumped["config"]), dumped["uid"]

@@ -24,6 +24,28 @@ class UnknownEvent(PoolsError):
     """A log holds an event that this version of the code does not know."""
 
 
+class UnknownSnapshot(PoolsError):
+    """A snapshot has another layout than this version of the code writes."""
+
+
+def check_layout(dumped: dict[str, Any], here: dict[str, Any]) -> None:
+    """A state that was dumped can be loaded only by code that dumps alike (`here`: what an empty one dumps).
+
+    Unlike events a snapshot has no upcasts: the log has it all.
+
+    Raises:
+        UnknownSnapshot: it names what differs.
+    """
+    for name in ("keys", "fields"):
+        was, now = dumped.get("layout", {}).get(name), here["layout"][name]
+        if was != now:
+            differ = sorted(set(was or ()) ^ set(now))
+            raise UnknownSnapshot(
+                f"the snapshot after row {dumped.get('seq')} is of another version: its {name} differ in"
+                f" {', '.join(differ) or 'their order'}"
+            )
+
+
 # --- events of a pool's log
 
 

@@ -145,6 +145,10 @@ class Corrupt(StoreError):
         return type(self), (self.where, self.seq, self.detail)
 
 
+class DamagedSnapshot(Corrupt):
+    """The snapshot after row `seq`, as far as that is known, is not as it was written. The rows may be sound."""
+
+
 class Pruned(StoreError):
     """Rows from `wanted` on were asked for, but the first one kept is `first`."""
 
@@ -188,7 +192,10 @@ class Reader(ABC):
 
     @abstractmethod
     def latest_snapshot(self) -> Snapshot | None:
-        """The latest snapshot; None if there is none. Corrupt if it is damaged or newer than the log."""
+        """The latest snapshot; None if there is none.
+
+        Raises `DamagedSnapshot` if it is damaged, `Corrupt` if the log does not have the row that it was made after.
+        """
 
     @abstractmethod
     def close(self) -> None:

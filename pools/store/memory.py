@@ -16,6 +16,7 @@ from ray_pools.store.base import (
     AppendFailed,
     Batch,
     Corrupt,
+    DamagedSnapshot,
     Fenced,
     NoLog,
     Pruned,
@@ -118,7 +119,9 @@ class MemoryReader(Reader):
                 return None
             seq, epoch, chain, state, sealed = kept
             if seal(seq, epoch, chain, state) != sealed:
-                raise Corrupt(self.where, seq, "the snapshot after this row does not have its checksum")
+                raise DamagedSnapshot(
+                    self.where, seq, "the snapshot after this row does not have its checksum"
+                )
             if seq > log.seq or log.batches[log.place(seq)].chain != chain:
                 raise Corrupt(
                     self.where, seq, "a snapshot was made after this row, but the log does not have it"

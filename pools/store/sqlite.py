@@ -26,6 +26,7 @@ from ray_pools.store.base import (
     AppendFailed,
     Batch,
     Corrupt,
+    DamagedSnapshot,
     Fenced,
     ForeignStore,
     NoLog,
@@ -126,7 +127,7 @@ class SqliteReader(Reader):
             return None
         seq, epoch, chain, state, sealed, log_chain = found[0]
         if not isinstance(state, bytes) or seal(seq, epoch, chain, state) != sealed:
-            raise Corrupt(self.where, seq, "the snapshot after this row does not have its checksum")
+            raise DamagedSnapshot(self.where, seq, "the snapshot after this row does not have its checksum")
         if log_chain != chain:
             raise Corrupt(self.where, seq, "a snapshot was made after this row, but the log does not have it")
         return Snapshot(seq, epoch, state)
