@@ -322,11 +322,13 @@ A-,A+ 1 cancel=1 batch=1
 B!,A-,AB+ 11
 A,A 1 split=1
 """
-# Explored on demand (make faults).
+# Explored on demand (make faults). More is only a matter of patience: AB,AB 11 crash=1 has over 3,000,000 states.
 DEEP = """
-AB,AB 11 crash=1
+A,AB 11 crash=1
 A-,A+ 1 cancel=1 crash=1
 AB 11 crash=2
+AB 11 split=1 cancel=1
+AB 11 shrink=1 crash=1
 A>B 11 attach=1 crash=1 cancel=1
 AB 11 expel=1 crash=1
 AB,A 11 silent=1

@@ -237,7 +237,7 @@ class Cores:
         names = self.names
         if who:
             link = core.link
-            links = ((link.epoch, link.heard, link.acked, tuple(link.index.items())),)
+            links: tuple[Any, ...] = ((link.epoch, link.heard, link.acked, tuple(link.index.items())),)
             soft: tuple[Any, ...] = (
                 tuple(core.bids.items()),
                 core.bid_number,
@@ -314,10 +314,12 @@ class Cores:
         found = self._fresh.get(key)
         if found is None:
             state = self._load(who, dump)
-            core = Pool(self.names[who], state, epoch, 0.0) if who else Coordinator(state, epoch, 0.0)
-            core.effects = []
-            found = self._fresh[key] = self._copy(who, core)
+            found = self._fresh[key] = self._copy(who, self.around(who, state, epoch))
         return found
+
+    def around(self, who: int, state: Any, epoch: int) -> Coordinator | Pool:
+        """A new core around a fold."""
+        return Pool(self.names[who], state, epoch, 0.0) if who else Coordinator(state, epoch, 0.0)
 
     # --- messages
 

@@ -13,10 +13,8 @@ import explorer_mutants
 import msgpack
 from explorer_cores import UNIT, Command, Config, Copy, Cores, Outcome, Part, Violation
 
-from ray_pools.core.coordinator import Coordinator
 from ray_pools.core.coordinator_state import FINAL
 from ray_pools.core.link import Message
-from ray_pools.core.pool import Pool
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDING, HOLDING
 
@@ -138,7 +136,7 @@ class World(Cores):
 
     def _make_steps(self, who: int, part: Part, net: int, budgets: int) -> Iterator[Step]:
         def left(name: str) -> int:
-            return budgets // UNIT[name] & 3
+            return int(budgets // UNIT[name] & 3)
 
         for number in part.copies:
             copy = self.copies[number]
@@ -216,13 +214,7 @@ class World(Cores):
     def _undone(self, copy: Copy, outcome: Outcome) -> int:
         """The core after an append that failed."""
         before, failed = pickle.loads(copy.blob), pickle.loads(self.copies[outcome.copy].blob)
-        state = self._load(copy.who, copy.dump)
-        core: Any = (
-            Pool(self.names[copy.who], state, copy.epoch, 0.0)
-            if copy.who
-            else Coordinator(state, copy.epoch, 0.0)
-        )
-        core.effects = []
+        core: Any = self.around(copy.who, self._load(copy.who, copy.dump), copy.epoch)
         core.resume(before.soft(), failed)
         return self._copy(copy.who, core)
 
