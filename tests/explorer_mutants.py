@@ -197,7 +197,7 @@ def _ends_before_it_opens(self: Coordinator, request: Request, how: str, why: st
     """First that the attempt is over and heard of, then what comes next."""
     link = self.links[request.owner]
     self._emit_for(request, ev.Told(request.id, request.k, "ended", {"how": how, "why": why}))
-    self._emit(ev.Peer(request.owner, link.epoch, link.head, self.state.seq + link.heard, link.acked))
+    self._emit(ev.Peer(request.owner, link.epoch, link.head, link.heard, link.acked))
     _attempt_ended(self, request, how, why)
 
 
