@@ -127,12 +127,9 @@ def _leave_private_ones_alone() -> None:
     private = {cluster.address for cluster in _local_clusters() if not was_started_by_up(cluster)}
     if not private:
         return
-    try:
-        from ray._private.services import find_gcs_addresses
+    from ray_pools.client import clusters_here
 
-        others = sorted(find_gcs_addresses() - private)
-    except (ImportError, TypeError):  # a private function of Ray that moved
-        return
+    others = sorted(clusters_here() - private)
     if not others:
         raise Unreachable(
             "no Ray cluster runs on this machine but those of a demo, replay or scenario: start one with"

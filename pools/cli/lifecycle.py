@@ -100,7 +100,7 @@ def _bring_up(config: Config) -> dict[str, Any]:
 
 def _tell_up(config: Config, done: dict[str, Any], local: LocalCluster | None, as_json: bool) -> None:
     env = local.driver_env() if local is not None else {}
-    from ray_pools.store.address import masked
+    from ray_pools.store.redis_wire import masked
 
     address, store = done.pop("address"), masked(config.store)
     dashboard = local.dashboard_address if local is not None else None

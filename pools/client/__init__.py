@@ -8,7 +8,7 @@ from .client import DEFAULT_NAMESPACE, Client, connect
 from .slot import Slot
 from .submission import DEFAULT_LEASE_S, Submission
 from .ticket import Ticket
-from .transport import connect_ray, disconnect_ray
+from .transport import clusters_here, connect_ray, disconnect_ray
 from .views import FINAL_STATES, View
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Ticket",
     "View",
     "connect",
+    "clusters_here",
     "connect_ray",
     "disconnect_ray",
 ]

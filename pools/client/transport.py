@@ -227,6 +227,15 @@ def disconnect_ray() -> None:
         ray.shutdown()
 
 
+def clusters_here() -> set[str]:
+    """Addresses of the Ray clusters that run on this machine; none where Ray does not tell."""
+    try:
+        from ray._private.services import find_gcs_addresses
+    except ImportError:  # a private function of Ray that moved
+        return set()
+    return {str(address) for address in find_gcs_addresses()}
+
+
 def _check_address(field: str, address: object) -> None:
     if not isinstance(address, str):
         raise BadInput(field, address, '"auto", or the address of a running Ray cluster: host:port')

@@ -29,10 +29,11 @@ has more than 1,000 rows or 1 MiB. A batch is
 Opening for writing raises the log's epoch durably, and from then
 on whoever opened it before can append no more.
 
-The chain finds what a disk can do: any changed byte in any column, batches missing from the middle, swapped or taken from another log. It can't find that rows are missing from the *end*: a shorter log is as
-good a log. That is found in two other ways: a snapshot newer than the last row is refused here, and peers
-remember the highest (epoch, seq) of each other. The chain has no key: it is no proof against someone who
-means to forge a log.
+The chain finds what a disk can do: any changed byte in any column, batches missing from the middle, swapped
+or taken from another log. It can't find that rows are missing from the *end*: a shorter log is as good a log.
+That is found in two other ways: a snapshot newer than the last row is refused here, and peers remember the
+highest (epoch, seq) of each other. The chain has no key: it is no proof against someone who means to
+forge a log.
 
 A snapshot is the folded state after row `seq`, with that row's epoch, the chain of its batch and a checksum
 of its own over all of it. Only the latest is kept. Pruning removes whole batches, all before some row that is
