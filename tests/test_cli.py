@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -364,3 +365,21 @@ def test_a_user_s_token_is_the_same_again_and_nobody_else_s(
     assert token_of("pools", "a") not in (None, first)
     monkeypatch.setenv("POOLS_STATE_DIR", str(tmp_path / "two"))
     assert token_of("pools", "a") != first
+
+
+@pytest.mark.parametrize(
+    ("here", "outcome"),
+    [
+        ({"10.0.0.1:1"}, (3, "but those of a demo, replay or scenario")),
+        ({"10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3"}, (2, "one of the clusters that run here: 10.0.0.1:2")),
+    ],
+)
+def test_a_command_never_joins_the_cluster_of_a_demo_or_replay(
+    here: set[str], outcome: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself would take any cluster that it finds on the machine."""
+    private = SimpleNamespace(address="10.0.0.1:1", name="10.0.0.1:1", directory=Path("nowhere"))
+    monkeypatch.setattr("ray_pools.cli.connection._local_clusters", lambda: [private])
+    monkeypatch.setattr("ray_pools.client.clusters_here", lambda: here)
+    result = CliRunner().invoke(pools, ["status"])
+    assert (result.exit_code, outcome[1] in result.output) == (outcome[0], True), result.output
