@@ -260,7 +260,7 @@ def run() -> Iterator[Figure]:
         full, full_spread = middle(found["full"])
         yield Figure("log: replay of a million and its fold", full, "s", full / bare_s, "", None, full_spread)
         peak = found["peak_mb"]
-        yield Figure("log: its peak", peak, "MB", None, "at most 300 MB", peak <= MEMORY_MAX_MB, 0.0)
+        yield Figure("log: peak of the fold", peak, "MB", None, "at most 300 MB", peak <= MEMORY_MAX_MB, 0.0)
         quick, spread = middle(found["quick"])
         yield Figure("log: restart, snapshot + 50,000", quick, "s", quick / full, "", None, spread)
 
