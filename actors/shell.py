@@ -140,8 +140,9 @@ class Shell:
         """The state as the log tells it."""
         state = self._from_snapshot()
         self._snapshot_seq = state.seq
-        for row in self.store.read(state.seq + 1):
-            state.apply(ev.unpack(row.body), row.at)
+        for batch in self.store.read_batches(state.seq + 1):
+            for event in ev.unpack_all(batch.body, batch.last_seq - batch.first_seq + 1):
+                state.apply(event, batch.at)
         return state
 
     def _from_snapshot(self) -> Any:

@@ -139,6 +139,7 @@ class Kind:
 
     __slots__ = (
         "amounts",
+        "live",
         "need",
         "oldest_at",
         "owned",
@@ -159,6 +160,8 @@ class Kind:
         self.owned = owned
         # (age, entry, attempt); entries that an attempt does not name any more are skipped
         self.waiters: list[tuple[int, int, Attempt]] = []
+        # how many of them are named
+        self.live = 0
         # None where its requester has no policy: it is admitted no more and waits for the coordinator to say so
         self.need: Need | None = None
         self.use: Use = Use()
@@ -216,6 +219,7 @@ class WaitQueue:
         self._entries += 1
         attempt.entry = self._entries
         heapq.heappush(kind.waiters, (attempt.age, attempt.entry, attempt))
+        kind.live += 1
         if kind.rank is None or kind.rank[2] > attempt.age:
             self._changed[kind] = None
         self.size += 1
@@ -226,6 +230,10 @@ class WaitQueue:
         if attempt.entry:
             attempt.entry = 0
             kind = self.kind(attempt)
+            kind.live -= 1
+            if len(kind.waiters) > 2 * kind.live + 16:
+                kind.waiters = [each for each in kind.waiters if each[2].entry == each[1]]
+                heapq.heapify(kind.waiters)
             if kind.rank is not None and kind.rank[2] == attempt.age:
                 self._changed[kind] = None
             self.size -= 1
