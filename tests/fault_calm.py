@@ -9,6 +9,7 @@ from fault_processes import COORDINATOR, Call, Process, Violation
 from property_worlds import kept, summed, unlike
 
 from ray_pools.core.coordinator_state import FINAL, OPEN, TAKEN, CoordinatorState
+from ray_pools.core.pool import Pool
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import GRANTED, HOLDING, NOMINATED, PREEMPTING
 
@@ -118,6 +119,10 @@ def agree(world: World) -> None:
             found.append(f"{name} keeps room for {sorted(pool.promised)}")
         if pool.first_grant() is not None or pool.first_preemption() is not None:
             found.append(f"{name} could go on")
+        fresh = Pool(name, world.disks[name].fold(PoolState()), pool.epoch, pool.now)
+        fresh.tick()
+        if fresh.first_grant() is not None or fresh.first_preemption() is not None:
+            found.append(f"{name} could go on, had it started anew")
     for id in world.acknowledged:
         if id not in coordinator.state.requests and id not in world.auditor.forgotten:
             found.append(f"{id} was acknowledged, and is not there")

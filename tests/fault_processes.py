@@ -210,9 +210,16 @@ class Process:
         batch, self.inbox = self.inbox, []
         before, soft = core.state.seq, core.soft()
         core.set_time(self.now())
-        results = [(call, self._carry_out(call)) for call in batch]
-        self._settle()
-        step = core.take_step()
+        try:
+            results = [(call, self._carry_out(call)) for call in batch]
+            self._settle()
+            step = core.take_step()
+        except Exception as error:
+            if not self.replaced:
+                raise
+            # what is told to its successor need not make sense to a zombie: it undoes the turn, as any that fails
+            self._undo(batch, PoolsError(repr(error)), soft)
+            return
         if world.mutant == "reply before sync":
             self._reply(results)
         if self.crash_at == BEFORE_APPEND:
