@@ -8,8 +8,8 @@ import msgpack
 from fault_processes import COORDINATOR, Call, Process, Violation
 from property_worlds import kept, summed, unlike
 
+from ray_pools.core import walk
 from ray_pools.core.coordinator_state import FINAL, OPEN, TAKEN, CoordinatorState
-from ray_pools.core.pool import Pool
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import GRANTED, HOLDING, NOMINATED, PREEMPTING
 
@@ -119,15 +119,22 @@ def agree(world: World) -> None:
             found.append(f"{name} keeps room for {sorted(pool.promised)}")
         if pool.first_grant() is not None or pool.first_preemption() is not None:
             found.append(f"{name} could go on")
-        fresh = Pool(name, world.disks[name].fold(PoolState()), pool.epoch, pool.now)
-        fresh.tick()
-        if fresh.first_grant() is not None or fresh.first_preemption() is not None:
+        if _could_start(world.disks[name].fold(PoolState()), pool.now):
             found.append(f"{name} could go on, had it started anew")
     for id in world.acknowledged:
         if id not in coordinator.state.requests and id not in world.auditor.forgotten:
             found.append(f"{id} was acknowledged, and is not there")
     if found:
         raise Violation("; ".join(found))
+
+
+def _could_start(state: PoolState, now: float) -> bool:
+    """Somebody could be granted or nominated, as the log alone tells it."""
+    for attempt in [a for a in state.paused.values() if a.not_before <= now]:
+        del state.paused[attempt.id]
+        state.join_queue(attempt)
+    first, asking = walk.first(state, now)
+    return first is not None or walk.first_preemption(state, now, asking) is not None
 
 
 def _on_its_way(world: World, id: str) -> bool:

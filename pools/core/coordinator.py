@@ -342,19 +342,9 @@ class Coordinator:
         due = link.due()
         items: list[list[Any]] = []
         for id, seq in due:
-            if not id:
-                policies = [policy.to_wire() for policy in state.policies_of(pool)]
-                items.append(
-                    [
-                        seq,
-                        "",
-                        "configure",
-                        state.version,
-                        state.uids[pool],
-                        state.pools[pool].to_wire(),
-                        policies,
-                    ]
-                )
+            if not id and pool in state.pools:  # else it was taken away in the turn in which it spoke
+                wire = state.pools[pool].to_wire(), [policy.to_wire() for policy in state.policies_of(pool)]
+                items.append([seq, "", "configure", state.version, state.uids[pool], *wire])
             elif id in state.requests:
                 items.append(directive_item(state.requests[id], pool, seq))
         epoch, bids = self.bids_seen.get(pool, (0, 0))
