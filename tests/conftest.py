@@ -28,6 +28,18 @@ def _own_state_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
 
 
+@pytest.fixture(autouse=True)
+def _own_cluster() -> Iterator[None]:
+    """A command that ran inside the test process may have chosen a cluster: the next test must not join it."""
+    before = {name: os.environ.get(name) for name in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 BadInputReader = Callable[..., AbstractContextManager[None]]
 
 
