@@ -210,20 +210,28 @@ class Shell:
             if not self.held_still:
                 self.settle()
             step = self.core.take_step()
-            if step.events:
+            if step.events or batch:  # also who only answers must not have been replaced
                 self._persist(step.events, before)
         except Exception as error:  # a turn is all or nothing, whatever went wrong in it
             if not isinstance(error, AppendFailed):
                 log.exception("%s: a turn failed and is undone", self.name)
             self._undo(batch, error, soft)
             return
+        try:
+            self._answer(results)
+            self.after_turn(step)
+            self._arm_timer()
+        except Exception:
+            log.exception("%s: a durable turn can't be answered", self.name)
+            self._die("what is durable is answered by its successor")
+
+    def _answer(self, results: Sequence[tuple[Command, int, Any]]) -> None:
+        """The turn is durable: tell the callers."""
         for command, index, result in results:
             if isinstance(result, Deferred):
                 self._on_final.setdefault(result.id, []).append((command, index))
             else:
                 command.done(index, result.make() if isinstance(result, Later) else result)
-        self.after_turn(step)
-        self._arm_timer()
 
     def _carry_out(self, op: dict[str, Any]) -> Any:
         run = self._ops.get(op.get("op", ""))

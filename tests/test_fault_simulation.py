@@ -46,8 +46,9 @@ _HAPPENS = (
 )
 
 # Mutant -> at least one of the first so many seeds notices it. Not here: R2, without which a request goes in circles
-# for as long as its messages are late, which at the end of these days they are no more (`explorer.py` finds it); and the
-# link's check for gaps: what was acknowledged before was durable or without effect, so that nothing is missed by it.
+# for as long as its messages are late, which at the end of these days they are no more (`explorer.py` finds it).
+# And the link's check for gaps: what was acknowledged before was durable or without effect, so that nothing is
+# missed by it.
 _CAUGHT_WITHIN = {
     "reply before sync": 20,
     "log not fenced": 20,

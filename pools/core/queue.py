@@ -285,7 +285,9 @@ class WaitQueue:
             return
         if kind.rank is not None:
             place = bisect.bisect_left(self._ranks, kind.rank)
-            while self._order[place] is not kind:  # the kind of the same request's next attempt, placed just before
+            while (
+                self._order[place] is not kind
+            ):  # the kind of the same request's next attempt, placed just before
                 place += 1
             del self._ranks[place], self._order[place]
         if rank is not None and head is not None:

@@ -110,7 +110,9 @@ class RedisReader(Reader):
                 return None
             seq, epoch, chain, state, sealed = found
             if seal(seq, epoch, chain, state) != sealed:
-                raise DamagedSnapshot(self.where, seq, "the snapshot after this row does not have its checksum")
+                raise DamagedSnapshot(
+                    self.where, seq, "the snapshot after this row does not have its checksum"
+                )
             entry = self._find(seq)
             if entry is not None and entry.chain == chain:
                 return Snapshot(seq, epoch, state)
