@@ -238,6 +238,17 @@ def test_the_last_word_of_a_preempted_holder(
     assert fake.views["r1"]["state"] == ("preempted" if error else "released")
 
 
+def test_a_grant_that_is_called_back_before_anybody_saw_it_stops_at_once(
+    fake: FakePools, client: pools.Client
+) -> None:
+    """Else nobody would say so, and the waiter it was stopped for would wait for the whole grace."""
+    ticket = client.submit(requester="ml", gpus=1, id="r1")
+    fake.preempt("r1")
+    with pytest.raises(pools.SlotPreempted):
+        ticket.wait(30)
+    assert len(fake.ops("stopped")) == 1
+
+
 def test_a_block_that_raises_by_itself_while_preempted_says_its_own(
     fake: FakePools, client: pools.Client
 ) -> None:

@@ -28,6 +28,8 @@ class Ticket:
         self._token = token
         self._changed = threading.Condition()
         self._view: View = {"id": request_id, "state": "queued", "pool": "", "k": 0, "changed_seq": -1}
+        # the last attempt that was called back before its slot was given to anybody
+        self._unseen_k = 0
         self._slot: Slot | None = None
         self._lost: SlotLost | None = None
 
@@ -97,10 +99,16 @@ class Ticket:
         """
         while True:
             view = self._wait_until(
-                lambda view: is_final(view) or _usable(view), timeout_s, "a slot that is usable"
+                lambda view: is_final(view) or _usable(view) or self._called_back_unseen(view),
+                timeout_s,
+                "a slot that is usable",
             )
             if is_final(view):
                 raise error_of(view)
+            if self._called_back_unseen(view):  # nobody works in it: the capacity need not wait for its grace
+                self._unseen_k = view["k"]
+                self._own_op("stopped", k=view["k"])
+                continue
             slot = self._slot_of(view)
             if slot is not None:
                 return slot
@@ -198,6 +206,11 @@ class Ticket:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+    def _called_back_unseen(self, view: View) -> bool:
+        """The attempt was granted and called back before anybody here was given its slot."""
+        handed_out = self._slot.k if self._slot is not None else 0
+        return view["state"] == "preempting" and view["k"] not in (handed_out, self._unseen_k)
 
     def _slot_of(self, view: View) -> Slot | None:
         """The slot of a usable view; the same one for the same attempt. None if it is out of date by now."""
