@@ -210,7 +210,8 @@ class Shell:
             if not self.held_still:
                 self.settle()
             step = self.core.take_step()
-            if step.events or batch:  # also who only answers must not have been replaced
+            # also who only answers must not have been replaced; but who asks for a sign of life gets it
+            if step.events or any(op.get("op") != "ping" for command in batch for op in command.ops):
                 self._persist(step.events, before)
         except Exception as error:  # a turn is all or nothing, whatever went wrong in it
             if not isinstance(error, AppendFailed):
