@@ -20,7 +20,7 @@ from ray_pools.actors.coordinator import CoordinatorShell
 from ray_pools.actors.peer import PeerCaller
 from ray_pools.actors.pool import PoolShell
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
-from ray_pools.store import AppendFailed
+from ray_pools.store import AppendFailed, open_store
 from ray_pools.store.memory import forget, memory_log
 
 _addresses = itertools.count()
@@ -198,5 +198,40 @@ def test_whoever_waits_for_the_end_is_answered_although_a_turn_in_between_fails(
         log = memory_log(shells.address, "coordinator")
         assert log is not None
         assert log.next_fault == "", "the fault was met"
+
+    play(story)
+
+
+def test_a_replaced_coordinator_answers_nobody(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zombie would say `unknown_id` of a request that its successor has acknowledged; `ping` promises nothing."""
+    ended: list[str] = []
+    monkeypatch.setattr(CoordinatorShell, "_die", lambda self, why: ended.append(why))
+
+    async def story(shells: Shells) -> None:
+        successor = open_store(shells.address, "coordinator")
+        successor.open()
+        assert (await shells.ask("ping"))["name"] == "coordinator"
+        ended.clear()  # what the pool said meanwhile found it out, too
+        await shells.ask("get", ids=["a"])
+        assert "a later one has opened epoch 2" in ended[0]
+
+    play(story)
+
+
+def test_a_durable_turn_that_can_not_be_answered_ends_the_process(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its callers would wait for ever; the successor answers them when they ask again."""
+    ended: list[str] = []
+    monkeypatch.setattr(CoordinatorShell, "_die", lambda self, why: ended.append(why))
+
+    async def story(shells: Shells) -> None:
+        def broken(step: Any) -> None:
+            raise ZeroDivisionError
+
+        shells.coordinator.after_turn = broken  # type: ignore[method-assign]
+        await shells.submit("a", "low", 1)
+        assert ended == ["what is durable is answered by its successor"]
+        assert "a" in shells.coordinator.state.requests
 
     play(story)
