@@ -97,6 +97,7 @@ class Failure:
     wanted: Any
     got: Any
     where: str = ""  # file:line
+    why: str = field(default="", compare=False)  # what the pools say of the request, where the world can tell
 
     def text(self) -> str:
         place = f" ({self.where})" if self.where else ""
@@ -104,6 +105,7 @@ class Failure:
         return (
             f"{self.scenario}, {step}{place}: {self.what}\n"
             f"    wanted {_shown(self.wanted)}\n    got    {_shown(self.got)}"
+            + (f"\n    why    {self.why}" if self.why else "")
         )
 
 
@@ -215,10 +217,19 @@ def run_scenario(
             if on_trace is not None:
                 on_trace(trace_line(scenario.name, number, refusal is not None, after))
             for what, wanted, got in _differences(world, step, refusal, before, after):
-                failures.append(Failure(scenario.name, number, what, wanted, got, where))
+                failures.append(Failure(scenario.name, number, what, wanted, got, where, _why(world, what)))
         return failures
     finally:
         world.close()
+
+
+def _why(world: World, what: str) -> str:
+    """What the pools say of the request that an expectation is of; a world need not be able to."""
+    kind, _, request = what.partition(".")
+    explain = getattr(world, "explain", None)
+    if kind not in ("expect", "reason") or explain is None or request not in world.states():
+        return ""
+    return "; ".join(f"{pool}: {text}" for pool, text in explain(request).items())
 
 
 def build_world(scenario: Scenario, make_world: WorldFactory) -> World:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ray_pools.core import explain
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
-from ray_pools.core.system import System
+from ray_pools.core.system import System, make_world
 from ray_pools.errors import BadInput
+from ray_pools.scenario import run_files
 
 
 def world(*policies: PolicyConfig, gpus: int = 8, **options: Any) -> System:
@@ -146,3 +148,24 @@ def test_a_pool_has_no_name_that_commands_use_for_themselves(name: str) -> None:
     """Else `restart: coordinator` and `pools log coordinator` would mean two things."""
     with pytest.raises(BadInput, match="another name: commands use"):
         System({name: PoolConfig(name, {"gpu": 1})}, [])
+
+
+def test_a_failing_scenario_says_why(tmp_path: Path) -> None:
+    """The sentence that live status gives stands beside what was wanted and what came."""
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        """
+- name: two-that-do-not-get-in
+  pools: {p: {capacity: {gpu: 4}}}
+  policies: [{pool: p, requester: me, limit: {gpu: 2}}]
+  steps:
+    - submit: {id: a, requester: me, resources: {gpu: 2}}
+    - submit: {id: b, requester: me, resources: {gpu: 1}}
+      expect: {b: allocated@p}
+    - submit: {id: c, requester: me, resources: {gpu: 3}}
+      expect: {c: queued}
+"""
+    )
+    waits, refused = run_files([file], make_world).failures
+    assert "why    p: me has 2 of its limit of 2 gpu, and it asks for 1 more" in waits.text()
+    assert "why    p: it asks for 3 gpu; the limit of me on p is 2" in refused.text()

@@ -303,9 +303,3 @@ class WaitQueue:
         self._of = {}
         for kind in self.kinds.values():
             self._of.setdefault(kind.requester, []).append(kind)
-
-    def __iter__(self) -> Iterator[Attempt]:
-        for kind in self.kinds.values():
-            for _, entry, attempt in kind.waiters:
-                if attempt.entry == entry:
-                    yield attempt

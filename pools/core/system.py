@@ -254,6 +254,28 @@ class System:
                     causes[name] = cause
         return causes
 
+    def explain(self, id: str) -> dict[str, str]:
+        """Pool to a sentence: why it waits there, was refused there, or may lose what it holds there."""
+        request, state = self.coordinator.state.requests[id], self.coordinator.state
+        said = {
+            name: explain.admission_text(
+                cause,
+                request.requester,
+                name,
+                request.positive,
+                request.preemptible,
+                state.pools[name].capacity,
+                state.policies.get(request.requester, {}).get(name),
+            )
+            for name, cause in request.causes.items()
+            if request.shown == "rejected" and name in state.pools
+        }
+        for name, pool in self.pools.items():
+            attempt = pool.state.attempts.get(id)
+            if attempt is not None:
+                said[name] = explain.why(pool, attempt)["text"]
+        return said
+
     def amounts(self, id: str) -> dict[str, int]:
         """What the request asks for."""
         return dict(self.coordinator.state.requests[id].amounts)
