@@ -1,6 +1,6 @@
 """Why a request waits, was refused, or may lose what it holds: one word, the numbers, and a sentence.
 
-The same functions serve live status, failing scenarios and simulation. The causes: docs/rules.md sections 3 to 5.
+The same functions serve live status, `pools log` and failing scenarios. The causes: docs/rules.md sections 3 to 5.
 """
 
 from __future__ import annotations
