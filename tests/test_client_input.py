@@ -3,13 +3,17 @@ argument, its value and what would be right; and a missing cluster is said at on
 
 from __future__ import annotations
 
+import inspect
 import socket
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from conftest import BadInputReader
+from fake_pools import FakePools
 
 import ray_pools as pools
+from ray_pools.client.submission import RequestArguments
 from ray_pools.client.transport import connect_ray
 
 
@@ -112,3 +116,26 @@ def test_a_cluster_that_is_not_there_is_said_at_once() -> None:
 def test_a_namespace_that_cannot_be_one(refuses: BadInputReader) -> None:
     with refuses("namespace", "name"):
         pools.connect(namespace="")
+
+
+# --- arguments by keyword: said in one place
+
+
+def test_the_arguments_of_a_request_are_those_of_a_submission() -> None:
+    named = [each.name for each in fields(pools.Submission) if each.name not in ("requester", "settings")]
+    assert [*RequestArguments.__annotations__] == named
+
+
+@pytest.mark.parametrize("call", [pools.Client.submit, pools.Client.slot])
+def test_help_says_what_the_arguments_are(call: Any) -> None:
+    shown = inspect.signature(call).parameters
+    assert (shown["retries"].default, shown["gpus"].kind) == (0, inspect.Parameter.KEYWORD_ONLY)
+    assert "arguments" not in shown
+    said = inspect.getdoc(call)
+    assert said is not None
+    assert "lease_s: seconds within which" in said
+
+
+def test_an_argument_that_there_is_not_is_named(refuses: BadInputReader) -> None:
+    with FakePools().client() as client, refuses("gpu", "did you mean gpus"):
+        client.submit("vision", gpu=1)  # type: ignore[call-arg]

@@ -15,16 +15,23 @@ import uuid
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from decimal import Decimal
 from types import TracebackType
 from typing import Any, cast
+
+from typing_extensions import Unpack
 
 from .. import wire
 from ..errors import BadInput, PoolsError
 from ..limits import BATCH_MAX, check_integer, check_name
 from ..settings import ResourceSettings
 from .slot import Slot, log
-from .submission import BundleSettings, Submission, as_submission
+from .submission import (
+    RequestArguments,
+    Submission,
+    as_submission,
+    submission_of,
+    takes_request_arguments,
+)
 from .ticket import Ticket
 from .transport import GIVE_UP_S, Caller, RayTransport, Transport, TryAgain, connect_ray, one_line
 from .views import STATES, View, is_final
@@ -115,25 +122,14 @@ class Client:
 
     # --- asking for capacity
 
+    @takes_request_arguments
     def submit(
         self,
         requester: str,
         settings: ResourceSettings | None = None,
-        *,
-        gpus: int | None = None,
-        cpus: int | float | str | Decimal | None = None,
-        memory: int | str | None = None,
-        pool_resources: Mapping[str, int] | None = None,
-        preemptible: bool | None = None,
-        retries: int = 0,
-        lease_s: float | None = None,
-        bundles: Sequence[BundleSettings] | None = None,
-        strategy: str | None = None,
-        placement: str | None = None,
-        id: str | None = None,
-        token: bytes | None = None,
+        **arguments: Unpack[RequestArguments],
     ) -> Ticket:
-        """Asks the pools for capacity and returns at once; `Submission` says what each argument means.
+        """Asks the pools for capacity and returns at once.
 
         A request that every pool rejects gives a ticket too: waiting for it raises SlotRejected.
 
@@ -142,23 +138,7 @@ class Client:
             Refused: the id belongs to other content (`id_in_use`) or another client (`wrong_token`).
             Unreachable: not known whether it was submitted; the same call with the same id and token is safe.
         """
-        given = Submission(
-            requester,
-            settings,
-            gpus,
-            cpus,
-            memory,
-            pool_resources,
-            preemptible,
-            retries,
-            lease_s,
-            bundles,
-            strategy,
-            placement,
-            id,
-            token,
-        )
-        return self._submit([given])[0]
+        return self._submit([submission_of(requester, settings, arguments)])[0]
 
     def submit_many(self, submissions: Iterable[Submission | Mapping[str, Any]]) -> Tickets:
         """Submits many at once, each a `Submission` or a mapping of its arguments, a thousand in one call.
@@ -168,46 +148,23 @@ class Client:
         given = [as_submission(each, f"submissions[{index}]") for index, each in enumerate(submissions)]
         return self._submit(given)
 
+    @takes_request_arguments
     @contextlib.contextmanager
     def slot(
         self,
         requester: str,
         settings: ResourceSettings | None = None,
         *,
-        gpus: int | None = None,
-        cpus: int | float | str | Decimal | None = None,
-        memory: int | str | None = None,
-        pool_resources: Mapping[str, int] | None = None,
-        preemptible: bool | None = None,
-        retries: int = 0,
-        lease_s: float | None = None,
-        bundles: Sequence[BundleSettings] | None = None,
-        strategy: str | None = None,
-        placement: str | None = None,
-        id: str | None = None,
         timeout_s: float | None = None,
+        **arguments: Unpack[RequestArguments],
     ) -> Iterator[Slot]:
         """Waits for capacity, gives it to the block, and gives it back at the end, whatever happens.
 
-        Arguments as of `submit`; timeout_s bounds the wait (WaitTimeout, and the request is cancelled). retries
-        count until the block begins: it can't begin anew. A block whose slot was preempted ends in SlotPreempted,
-        at `slot.check()` or at its end; whatever else the block raises goes through. Errors as of `Ticket.wait`.
+        timeout_s bounds the wait (WaitTimeout, and the request is cancelled). retries count until the block
+        begins: it can't begin anew. A block whose slot was preempted ends in SlotPreempted, at `slot.check()` or
+        at its end; whatever else the block raises goes through. Errors as of `submit` and `Ticket.wait`.
         """
-        ticket = self.submit(
-            requester,
-            settings,
-            gpus=gpus,
-            cpus=cpus,
-            memory=memory,
-            pool_resources=pool_resources,
-            preemptible=preemptible,
-            retries=retries,
-            lease_s=lease_s,
-            bundles=bundles,
-            strategy=strategy,
-            placement=placement,
-            id=id,
-        )
+        ticket = self.submit(requester, settings, **arguments)
         try:
             slot = ticket.wait(timeout_s)
         except BaseException:  # Ctrl-C too: nobody waits for it any more

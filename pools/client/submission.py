@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 from ..core.bundles import validate_options
 from ..errors import BadInput
@@ -144,6 +145,60 @@ class Submission:
         if isinstance(bundles, (str, bytes, Mapping)) or not isinstance(bundles, Sequence) or not bundles:
             raise BadInput("bundles", bundles, "a list of settings, one for each bundle, or left out")
         return [_one_bundle(f"bundles[{index}]", bundle) for index, bundle in enumerate(bundles)]
+
+
+class RequestArguments(TypedDict, total=False):
+    """What may be said of a request by keyword, wherever one is made (`Unpack[RequestArguments]`); the meaning is
+    in `Submission`, of which these are the fields.
+    """
+
+    gpus: int | None
+    cpus: int | float | str | Decimal | None
+    memory: int | str | None
+    pool_resources: Mapping[str, int] | None
+    preemptible: bool | None
+    retries: int
+    lease_s: float | None
+    bundles: Sequence[BundleSettings] | None
+    strategy: str | None
+    placement: str | None
+    id: str | None
+    token: bytes | None
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def takes_request_arguments(function: _Function) -> _Function:
+    """Decorates a function with `**arguments: Unpack[RequestArguments]`: its help says which arguments that are."""
+    signature = inspect.signature(function)
+    shown = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    taken = {each.name for each in shown}
+    shown += [
+        inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type
+        )
+        for each in fields(Submission)
+        if each.name in RequestArguments.__annotations__ and each.name not in taken
+        # the secret is made here; whoever brings one knows of it
+        if each.name != "token"
+    ]
+    shown.sort(key=lambda each: each.kind)
+    function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    _, _, said = inspect.cleandoc(Submission.__doc__ or "").partition("\n\n")
+    function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOf the request:\n\n{said}"
+    return function
+
+
+def submission_of(
+    requester: str, settings: ResourceSettings | None, arguments: Mapping[str, Any]
+) -> Submission:
+    """The submission that a caller's arguments make. BadInput names the argument, one that there is not among them."""
+    for name in arguments:
+        if name not in RequestArguments.__annotations__:
+            known = ["requester", "settings", *RequestArguments.__annotations__]
+            raise BadInput(f"{name:.40}", arguments[name], unknown_key(name, known))
+    return Submission(requester, settings, **arguments)
 
 
 def as_submission(given: Submission | Mapping[str, Any], place: str) -> Submission:
