@@ -36,7 +36,8 @@ class CoordinatorShell(Shell):
     def __init__(self, store_address: str, namespace: str, options: dict[str, Any]) -> None:
         self.namespace = namespace
         self.options = options
-        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        # who is woken when a request changes: by its client's id, and by its own for those of others that follow it
+        self._waiters: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
         self._peers: dict[str, PeerCaller] = {}
         # pools whose log is shorter than it was, and what was said to them
         self._distrusted: dict[str, str] = {}
@@ -72,9 +73,10 @@ class CoordinatorShell(Shell):
                 continue
             if request.phase == FINAL:
                 self.finals(id, self.view(request))
-            for waiter in self._waiters.get(request.client, ()):
-                if not waiter.done():
-                    waiter.set_result(None)
+            for subject in (("client", request.client), ("id", id)):
+                for waiter in self._waiters.get(subject, ()):
+                    if not waiter.done():
+                        waiter.set_result(None)
         for pool in self.state.pools:
             if self.core.has_news(pool):
                 self._peer(pool).poke()
@@ -313,15 +315,18 @@ class CoordinatorShell(Shell):
             "asked": request.asked,
         }
 
-    def _changes(self, client: str, after: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for id in reversed(self.state.of_client.get(client, {})):
+    def _changes(self, asked: wire.Wait) -> list[dict[str, Any]]:
+        found: list[Request] = []
+        for id in reversed(self.state.of_client.get(asked.client, {})):
             request = self.state.requests[id]
-            if request.changed_seq <= after:
+            if request.changed_seq <= asked.after:
                 break
-            found.append(self.view(request))
-        found.reverse()
-        return found
+            found.append(request)
+        for id in asked.ids:
+            other = self.state.requests.get(id)
+            if other is not None and other.client != asked.client and other.changed_seq > asked.after:
+                found.append(other)
+        return [self.view(request) for request in sorted(found, key=lambda each: each.changed_seq)]
 
     async def wait(self, request: bytes) -> bytes:
         """A client's long poll: answers with what changed, at once or when it does."""
@@ -329,19 +334,21 @@ class CoordinatorShell(Shell):
             asked = wire.decode_wait(request)
         except PoolsError as error:
             return wire.encode_failure(error)
-        changes = self._changes(asked.client, asked.after)
+        changes = self._changes(asked)
         if not changes and asked.timeout_s > 0:
             waiter = self.loop.create_future()
-            waiters = self._waiters.setdefault(asked.client, set())
-            waiters.add(waiter)
+            subjects = [("client", asked.client), *(("id", id) for id in asked.ids)]
+            for subject in subjects:
+                self._waiters.setdefault(subject, set()).add(waiter)
             try:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(waiter, asked.timeout_s)
             finally:
-                waiters.discard(waiter)
-                if not waiters:
-                    self._waiters.pop(asked.client, None)
-            changes = self._changes(asked.client, asked.after)
+                for subject in subjects:
+                    self._waiters[subject].discard(waiter)
+                    if not self._waiters[subject]:
+                        del self._waiters[subject]
+            changes = self._changes(asked)
         return wire.encode_changes(self.state.seq, changes)
 
 

@@ -162,15 +162,17 @@ def _whole_failure(message: Wire, peer: str) -> None:
 
 
 class Wait(NamedTuple):
-    """What a client waits for: changes of its requests after a sequence number."""
+    """What a client waits for: changes after a sequence number, of its own requests and of those of others (ids)."""
 
     client: str
     after: int
     timeout_s: float
+    ids: tuple[str, ...] = ()
 
 
-def encode_wait(client: str, after: int, timeout_s: float) -> bytes:
-    return pack({"v": PROTOCOL, "client": client, "after": after, "timeout_s": timeout_s}, "wait")
+def encode_wait(client: str, after: int, timeout_s: float, ids: Sequence[str] = ()) -> bytes:
+    message = {"v": PROTOCOL, "client": client, "after": after, "timeout_s": timeout_s}
+    return pack({**message, "ids": list(ids)} if ids else message, "wait")
 
 
 def decode_wait(data: bytes) -> Wait:
@@ -184,7 +186,10 @@ def decode_wait(data: bytes) -> Wait:
         raise BadInput("after", after, "a sequence number, 0 or more")
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 <= timeout_s <= 3600:
         raise BadInput("timeout_s", timeout_s, "seconds, from 0 to 3600")
-    return Wait(client, after, float(timeout_s))
+    ids = message.get("ids", [])
+    if not isinstance(ids, list) or len(ids) > BATCH_MAX or not all(isinstance(id, str) for id in ids):
+        raise BadInput("ids", ids, f"a list of at most {BATCH_MAX} requests' ids, or left out")
+    return Wait(client, after, float(timeout_s), tuple(ids))
 
 
 def encode_changes(seq: int, changes: Sequence[Mapping[str, Any]]) -> bytes:

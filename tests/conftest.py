@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
+from fake_pools import FakePools
 from hypothesis import HealthCheck, settings
 
+import ray_pools as pools
 from ray_pools.errors import BadInput
 
 # No deadline: a slow machine is no failure. One's own findings are kept by hypothesis' example database.
@@ -63,3 +67,24 @@ def refuses() -> BadInputReader:
         assert problem.exit_code == 2
 
     return reader
+
+
+# --- a client without Ray
+
+
+@pytest.fixture
+def fake() -> FakePools:
+    return FakePools()
+
+
+@pytest.fixture
+def client(fake: FakePools) -> Iterator[pools.Client]:
+    with fake.client(give_up_s=20.0) as client:
+        yield client
+
+
+@pytest.fixture
+def aside() -> Iterator[Callable[..., Any]]:
+    """Runs something in another thread; its future's result is the test's to ask for."""
+    with ThreadPoolExecutor(4) as executor:
+        yield executor.submit

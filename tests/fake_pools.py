@@ -125,7 +125,7 @@ class FakePools:
             found = [
                 dict(view)
                 for id, view in self.views.items()
-                if self.clients[id] == wait.client and view["changed_seq"] > wait.after
+                if (self.clients[id] == wait.client or id in wait.ids) and view["changed_seq"] > wait.after
             ]
             if found:
                 self._waits.remove((wait, future))

@@ -9,8 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,25 +18,6 @@ from fake_pools import FakePools
 
 import ray_pools as pools
 from ray_pools.client.transport import TryAgain
-
-
-@pytest.fixture
-def fake() -> FakePools:
-    return FakePools()
-
-
-@pytest.fixture
-def client(fake: FakePools) -> Iterator[pools.Client]:
-    with fake.client(give_up_s=20.0) as client:
-        yield client
-
-
-@pytest.fixture
-def aside() -> Iterator[Callable[..., Any]]:
-    """Runs something in another thread; its future's result is the test's to ask for."""
-    with ThreadPoolExecutor(4) as executor:
-        yield executor.submit
-
 
 # --- waiting
 

@@ -235,3 +235,26 @@ def test_a_durable_turn_that_can_not_be_answered_ends_the_process(
         assert "a" in shells.coordinator.state.requests
 
     play(story)
+
+
+# --- the long poll
+
+
+def test_a_request_of_another_client_is_told_to_who_names_it(play: Play) -> None:
+    async def story(shells: Shells) -> None:
+        await shells.submit("mine", "low", 1, client="me", token=b"secret")
+        seq, changes = wire.decode_changes(await shells.coordinator.wait(wire.encode_wait("other", 0, 0)))
+        assert changes == []
+        poll = wire.encode_wait("other", 0, 30, ["mine", "unknown"])
+        seq, changes = wire.decode_changes(await shells.coordinator.wait(poll))
+        assert [view["id"] for view in changes] == ["mine"]
+        await shells.until({"mine": "allocated"})
+        seq = shells.coordinator.state.seq
+        waiting = asyncio.create_task(shells.coordinator.wait(wire.encode_wait("other", seq, 30, ["mine"])))
+        await asyncio.sleep(0)
+        await shells.ask("release", id="mine", token=b"secret")
+        _, changes = wire.decode_changes(await waiting)
+        assert [view["id"] for view in changes] == ["mine"]
+        assert shells.coordinator._waiters == {}
+
+    play(story)

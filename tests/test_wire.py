@@ -73,6 +73,7 @@ def test_operations_and_results_keep_their_order() -> None:
 
 def test_the_wait_comes_back_as_it_went() -> None:
     assert wire.decode_wait(wire.encode_wait("c1", 7, 20)) == wire.Wait("c1", 7, 20.0)
+    assert wire.decode_wait(wire.encode_wait("c1", 7, 20, ["r1"])).ids == ("r1",)
     assert wire.decode_changes(wire.encode_changes(9, [{"id": "a"}])) == (9, [{"id": "a"}])
 
 

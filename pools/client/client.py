@@ -177,6 +177,32 @@ class Client:
             if not ticket.done:  # retries left: another attempt would find nobody
                 self._give_up(ticket)
 
+    def follow(self, id: str, token: bytes | None = None) -> Ticket:
+        """A ticket for a request that another process submitted: it is told what becomes of it, and waits for it.
+
+        Its lease stays the other's to renew, and so does the answer to a preemption. token: the request's secret,
+        without which it can't be released, cancelled or confirmed as stopped here.
+
+        Raises:
+            Refused: there is no such request (`unknown_id`).
+        """
+        self._check_usable()
+        check_name("id", id)
+        with self._lock:
+            ticket = self._known.get(id)
+            if ticket is None:
+                ticket = self._known[id] = Ticket(self, id, token or b"", 0.0, followed=True)
+                self._live_tickets[id] = ticket
+        try:
+            ticket.status()
+        except BaseException:
+            if ticket.followed:
+                self._finished(ticket)
+            raise
+        if not ticket.done:
+            self._watcher.ensure()
+        return ticket
+
     def _give_up(self, ticket: Ticket) -> None:
         try:
             ticket._end("cancel", _GIVE_UP_ON_EXIT_S)
@@ -189,7 +215,7 @@ class Client:
         with self._lock:
             for each in given:
                 ticket = self._known.get(each.request_id)
-                if ticket is None:
+                if ticket is None or ticket.followed:
                     ticket = Ticket(self, each.request_id, each.secret, each.lease)
                     self._known[ticket.id] = ticket
                     fresh.append(ticket)
@@ -382,6 +408,16 @@ class Client:
         with self._lock:
             return [*self._live_tickets.values()]
 
+    def _followed(self) -> frozenset[str]:
+        with self._lock:
+            return frozenset(id for id, ticket in self._live_tickets.items() if ticket.followed)
+
+    def _look(self, ids: Sequence[str]) -> None:
+        """Asks what became of requests."""
+        for start in range(0, len(ids), BATCH_MAX):
+            views = self._coordinator({"op": "get", "ids": [*ids[start : start + BATCH_MAX]]})
+            self._heard(view for view in views if view is not None)
+
     def _finished(self, ticket: Ticket) -> None:
         with self._lock:
             self._live_tickets.pop(ticket.id, None)
@@ -395,9 +431,7 @@ class Client:
 
     def _renewed(self, final: Sequence[str], unknown: Sequence[str]) -> None:
         """What the renewal said of requests that it could not renew."""
-        for start in range(0, len(final), BATCH_MAX):
-            views = self._coordinator({"op": "get", "ids": [*final[start : start + BATCH_MAX]]})
-            self._heard(view for view in views if view is not None)
+        self._look(final)
         with self._lock:
             lost = [self._live_tickets[id] for id in unknown if id in self._live_tickets]
         for ticket in lost:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadInput, Refused, SlotLost, WaitTimeout
+from ..errors import BadInput, Refused, SlotLost, SlotOver, WaitTimeout
 from ..limits import check_seconds
 from .slot import Slot
 from .views import FINAL_STATES, STATES, View, error_of, is_final
@@ -21,8 +21,12 @@ class Ticket:
     the coordinator's pushes, which may skip states that did not last; `status()` asks.
     """
 
-    def __init__(self, client: Client, request_id: str, token: bytes, lease_s: float) -> None:
+    def __init__(
+        self, client: Client, request_id: str, token: bytes, lease_s: float, followed: bool = False
+    ) -> None:
         self._client = client
+        # another process submitted it, renews it, and answers for its attempts
+        self.followed = followed
         self.id = request_id
         self.lease_s = lease_s
         self._token = token
@@ -112,6 +116,19 @@ class Ticket:
             slot = self._slot_of(view)
             if slot is not None:
                 return slot
+
+    def held(self, k: int | None = None) -> Slot:
+        """The slot of the attempt that holds now, be it called back or not; of attempt `k` only, if it is given.
+
+        For work that runs inside a slot of another process's request (`Client.follow`). Does not wait.
+
+        Raises:
+            SlotOver: no such attempt holds (any more).
+        """
+        view = self.status()
+        if view["state"] not in ("allocated", "preempting") or k not in (None, view["k"]):
+            raise SlotOver(self.id, f"attempt {view['k']} is {view['state']}")
+        return self._slot_for(view)
 
     def wait_for(self, states: str | Collection[str], timeout_s: float | None = None) -> View:
         """Returns when it is in one of these states, or was last seen in one. Errors as of `wait`, but that a
@@ -209,6 +226,8 @@ class Ticket:
 
     def _called_back_unseen(self, view: View) -> bool:
         """The attempt was granted and called back before anybody here was given its slot."""
+        if self.followed:
+            return False
         handed_out = self._slot.k if self._slot is not None else 0
         return view["state"] == "preempting" and view["k"] not in (handed_out, self._unseen_k)
 
@@ -217,8 +236,15 @@ class Ticket:
         with self._changed:
             if self._view["k"] != view["k"] or not _usable(self._view):
                 return None
+            return self._slot_for(view)
+
+    def _slot_for(self, view: View) -> Slot:
+        """The slot of the attempt that this view is of, with all that is known of it since."""
+        with self._changed:
             if self._slot is None or self._slot.k != view["k"]:
                 self._slot = Slot(self, view)
+                if self._view["changed_seq"] >= view["changed_seq"]:
+                    self._slot._see(self._view)
             return self._slot
 
 

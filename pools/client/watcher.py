@@ -76,21 +76,37 @@ class Watcher:
                 continue
             backoff_s, self._failing_since, self.trouble = _BACKOFF_FIRST_S, None, None
             self._client._heard(changes)
+            if not changes:
+                self._look_after_followed()
+
+    def _look_after_followed(self) -> None:
+        """A coordinator of an older version does not tell of others' requests."""
+        followed = sorted(self._client._followed())
+        if followed:
+            try:
+                self._client._look(followed)
+            except PoolsError as problem:
+                log.warning("following requests of others: %s", problem)
 
     def _poll(self) -> bytes | None:
-        """One long poll; None when closed meanwhile."""
-        data = wire.encode_wait(self._client.client_id, self._after, POLL_S)
+        """One long poll; None when closed meanwhile, or when there is more to ask for."""
+        followed = self._client._followed()
+        data = wire.encode_wait(self._client.client_id, self._after, POLL_S, sorted(followed))
         answer: Future[bytes] = self._client._transport.start(_COORDINATOR, "wait", data)
         answer.add_done_callback(lambda _: self._wake.set())
         ends_at = time.monotonic() + POLL_S + _POLL_SLACK_S
         while not answer.done():
             left_s = ends_at - time.monotonic()
-            if self.closed:
+            if self.closed or not self._client._followed() <= followed:
                 return None
             if left_s <= 0:
                 raise TryAgain("no answer yet")
             self._wake.wait(left_s)
             self._wake.clear()
+        if (
+            not self._client._followed() <= followed
+        ):  # its sequence number would skip what they were not asked for
+            return None
         return answer.result()
 
     def _failed_once(self, problem: Exception) -> None:
