@@ -1,0 +1,146 @@
+"""What a client knows by asking, of requests, pools and configuration; and the calls to actors that it is made of."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, cast
+
+from .. import wire
+from ..errors import BadInput, PoolsError
+from ..limits import check_integer, check_name
+from .transport import Caller, Transport, TryAgain, one_line
+from .views import STATES, View, is_final
+
+COORDINATOR = wire.coordinator_actor_name()
+_STATUS_S = 5.0
+
+Views = list[View]
+"""Client has a method called list: inside its class the name is taken."""
+
+
+class Connection:
+    """Calls to the actors of one namespace; the part of a Client that needs no thread."""
+
+    def __init__(self, transport: Transport, give_up_s: float) -> None:
+        self.namespace = transport.namespace
+        self._transport = transport
+        self._caller = Caller(transport, give_up_s)
+        self._pid = os.getpid()
+        self._closed = False
+
+    def get(self, id: str) -> View | None:
+        """A request as it is now; None if the coordinator does not know it."""
+        check_name("id", id)
+        found = self._coordinator({"op": "get", "ids": [id]})
+        return cast("View | None", found[0])
+
+    def list(
+        self,
+        *,
+        requester: str | None = None,
+        pool: str | None = None,
+        states: Collection[str] | None = None,
+        limit: int | None = None,
+    ) -> Views:
+        """Requests, newest first: those of a requester, of a pool (held or waiting there), in these states."""
+        for name, value in (("requester", requester), ("pool", pool)):
+            if value is not None:
+                check_name(name, value)
+        for state in states or ():
+            if state not in STATES:
+                raise BadInput("states", state, f"any of {', '.join(STATES)}")
+        if limit is not None:
+            check_integer("limit", limit, 1)
+        op = {
+            "op": "list",
+            "requester": requester,
+            "pool": pool,
+            "states": sorted(states or ()),
+            "limit": limit,
+        }
+        return cast(Views, self._coordinator(op)["requests"])
+
+    def status(self) -> dict[str, Any]:
+        """{"coordinator": its status, "pools": {name: its status, or {"unreachable": why}}}."""
+        coordinator = self._coordinator({"op": "status"})
+        return {"coordinator": coordinator, "pools": self._ask_pools(coordinator["pools"], {"op": "status"})}
+
+    def explain(self, id: str, pools: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+        """What each pool says of a waiting or holding request; without `pools`, those that it is in now."""
+        if pools is None:
+            view = self.get(id)
+            pools = (
+                [] if view is None or is_final(view) else [view["pool"]] if view["pool"] else view["pools"]
+            )
+        answers = self._ask_pools(pools, {"op": "explain", "ids": [id]})
+        return {
+            pool: answer if "unreachable" in answer else (answer.get(id) or {})
+            for pool, answer in answers.items()
+        }
+
+    def config(self) -> dict[str, Any]:
+        """The pools and policies that are in force, with their version."""
+        return cast("dict[str, Any]", self._coordinator({"op": "config"}))
+
+    def ping(self) -> dict[str, Any]:
+        """The coordinator's name, epoch, seq, pid, version and protocol."""
+        return cast("dict[str, Any]", self._coordinator({"op": "ping"}))
+
+    def pool(self, name: str, operation: Mapping[str, Any]) -> Any:
+        """One operation of a pool's actor, such as {"op": "digest"} (docs/protocol.md, "Wire")."""
+        self._check_usable()
+        return self._caller.value(wire.pool_actor_name(check_name("pool", name)), operation)
+
+    def coordinator(self, operation: Mapping[str, Any]) -> Any:
+        """One operation of the coordinator, likewise."""
+        return self._coordinator(operation)
+
+    def change(self, changes: Iterable[Sequence[Any]], id: str | None = None) -> int:
+        """Changes pools and policies, all or nothing; returns the configuration's new version. A change is
+        ["pool", config, uid], ["policy", config], ["unpool", name] or ["unpolicy", requester, pool].
+
+        The same call again with the same `id` (by default each call has its own) changes nothing twice.
+
+        Raises:
+            BadInput: the whole would break a rule (docs/rules.md section 9); nothing has changed.
+            Refused: the id belongs to other changes (`id_in_use`), or what is to go is not there.
+            Unreachable: not known whether it was changed; the same call with the same id is safe.
+        """
+        command_id = uuid.uuid4().hex if id is None else check_name("id", id)
+        sent = [[*change] for change in changes]
+        version: int = self._coordinator({"op": "change", "id": command_id, "changes": sent})["version"]
+        return version
+
+    # --- calls
+
+    def _coordinator(self, op: Mapping[str, Any], give_up_s: float | None = None) -> Any:
+        self._check_usable()
+        return self._caller.value(COORDINATOR, op, give_up_s)
+
+    def _ask_pools(self, pools: Iterable[str], op: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """One operation to many pools side by side; one that does not answer soon is shown as such."""
+        self._check_usable()
+        data, started, found = wire.encode_request([op]), {}, {}
+        for pool in pools:
+            try:
+                started[pool] = self._transport.start(wire.pool_actor_name(pool), "call", data)
+            except (TryAgain, PoolsError) as problem:
+                found[pool] = {"unreachable": one_line(str(problem))}
+        for pool, future in started.items():
+            try:
+                (result,) = wire.decode_response(future.result(_STATUS_S), 1, f"pool {pool!r}")
+                found[pool] = wire.value_of(result)
+            except (TryAgain, PoolsError, FutureTimeout) as problem:
+                found[pool] = {"unreachable": one_line(str(problem)) or f"no answer within {_STATUS_S:g} s"}
+        return found
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise PoolsError("the client was closed")
+        if os.getpid() != self._pid:
+            raise PoolsError(
+                f"this client belongs to process {self._pid}: a fork has to call pools.connect() for its own"
+            )
