@@ -30,12 +30,13 @@ from .errors import (
 from .settings import ResourceSettings
 
 if TYPE_CHECKING:
-    from .client import Client, Slot, Submission, Ticket, View, connect
+    from .client import Client, Slot, Submission, Ticket, View, connect, connect_async
 
 __version__ = "0.1.0"
 
 __all__ = [
     "connect",
+    "connect_async",
     "Client",
     "Ticket",
     "Slot",
@@ -58,7 +59,7 @@ __all__ = [
     "__version__",
 ]
 
-_LAZY = ("connect", "Client", "Ticket", "Slot", "Submission", "View")
+_LAZY = ("connect", "connect_async", "Client", "Ticket", "Slot", "Submission", "View")
 
 
 def __getattr__(name: str) -> Any:

@@ -106,6 +106,7 @@ class FakePools:
                     results.append(wire.failed(problem))
                 except TryAgain as problem:
                     future.set_exception(problem)
+                    self.changed.notify_all()
                     return future
             if None not in results and not future.done():
                 future.set_result(wire.encode_response(results))

@@ -4,7 +4,8 @@
 two background threads, `transport.py` all calls of Ray. None of it imports ray before it is used.
 """
 
-from .client import DEFAULT_NAMESPACE, Client, connect
+from .client import DEFAULT_NAMESPACE, Client, connect, connect_async
+from .explanation import Explanation
 from .slot import Slot
 from .submission import DEFAULT_LEASE_S, Submission
 from .ticket import Ticket
@@ -16,11 +17,13 @@ __all__ = [
     "DEFAULT_NAMESPACE",
     "FINAL_STATES",
     "Client",
+    "Explanation",
     "Slot",
     "Submission",
     "Ticket",
     "View",
     "connect",
+    "connect_async",
     "clusters_here",
     "connect_ray",
     "disconnect_ray",

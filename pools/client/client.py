@@ -6,6 +6,7 @@ actors make their own; a Client is not sent anywhere.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import getpass
@@ -13,7 +14,7 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 
@@ -42,6 +43,7 @@ SUBMIT_BATCH = 1000
 _GIVE_UP_ON_EXIT_S = 10.0
 
 Tickets = list[Ticket]
+Pairs = Sequence[tuple[Submission, Ticket]]
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -69,6 +71,17 @@ def connect(
     client = Client(RayTransport(namespace), give_up_s)
     client.ping()
     return client
+
+
+async def connect_async(
+    address: str | None = None,
+    namespace: str = DEFAULT_NAMESPACE,
+    *,
+    quiet: bool = False,
+    give_up_s: float = GIVE_UP_S,
+) -> Client:
+    """As `connect`, without blocking the loop meanwhile."""
+    return await asyncio.to_thread(connect, address, namespace, quiet=quiet, give_up_s=give_up_s)
 
 
 class Client(Connection):
@@ -112,6 +125,7 @@ class Client(Connection):
         self._renewer.close()
         for ticket in self._live():
             ticket._wake()
+        self._background.close()
 
     # --- asking for capacity
 
@@ -170,6 +184,63 @@ class Client(Connection):
             if not ticket.done:  # retries left: another attempt would find nobody
                 self._give_up(ticket)
 
+    # --- the same without a thread that waits
+
+    @takes_request_arguments
+    async def submit_async(
+        self,
+        requester: str,
+        settings: ResourceSettings | None = None,
+        **arguments: Unpack[RequestArguments],
+    ) -> Ticket:
+        """As `submit`. A caller that is cancelled meanwhile leaves no request behind."""
+        return (await self._submit_async([submission_of(requester, settings, arguments)]))[0]
+
+    async def submit_many_async(self, submissions: Iterable[Submission | Mapping[str, Any]]) -> Tickets:
+        """As `submit_many`. A caller that is cancelled meanwhile leaves no request behind."""
+        given = [as_submission(each, f"submissions[{index}]") for index, each in enumerate(submissions)]
+        return await self._submit_async(given)
+
+    @takes_request_arguments
+    @contextlib.asynccontextmanager
+    async def slot_async(
+        self,
+        requester: str,
+        settings: ResourceSettings | None = None,
+        *,
+        timeout_s: float | None = None,
+        **arguments: Unpack[RequestArguments],
+    ) -> AsyncIterator[Slot]:
+        """As `slot`, by `async with`. A caller that is cancelled while it waits leaves no request behind."""
+        ticket = await self.submit_async(requester, settings, **arguments)
+        try:
+            slot = await ticket.wait_async(timeout_s)
+        except BaseException:  # cancelled, too
+            await self._give_up_async(ticket)
+            raise
+        try:
+            async with slot:
+                yield slot
+        finally:
+            if not ticket.done:
+                await self._give_up_async(ticket)
+
+    async def _submit_async(self, given: Sequence[Submission]) -> Tickets:
+        submitting = self._background.start(self._submit_coroutine(given))
+        try:
+            return (await submitting.outcome())[0]
+        except asyncio.CancelledError:
+            if submitting.ended.done() and submitting.ended.exception() is None:
+                # accepted at the same moment: nobody will ever hear of these tickets
+                await asyncio.gather(*(self._give_up_async(each) for each in submitting.ended.result()[1]))
+            raise
+
+    async def _give_up_async(self, ticket: Ticket) -> None:
+        try:
+            await ticket._end_async("cancel", _GIVE_UP_ON_EXIT_S)
+        except PoolsError as problem:
+            log.warning("request %s was not cancelled, its lease will do it: %s", ticket.id, problem)
+
     def follow(self, id: str, token: bytes | None = None) -> Ticket:
         """A ticket for a request that another process submitted: it is told what becomes of it, and waits for it.
 
@@ -203,6 +274,38 @@ class Client(Connection):
             log.warning("request %s was not cancelled, its lease will do it: %s", ticket.id, problem)
 
     def _submit(self, given: Sequence[Submission]) -> Tickets:
+        tickets, fresh = self._enter(given)
+        sent: Tickets = []
+        try:
+            for pairs in _batches(given, tickets):
+                results = self._caller.call(COORDINATOR, self._submit_ops(pairs))
+                _take_results(pairs, results, sent)
+        except PoolsError:
+            self._undo_submit(fresh, sent)
+            raise
+        except BaseException:  # Ctrl-C: what is on its way is not wanted either
+            self._undo_submit(fresh, fresh)
+            raise
+        return self._listen_to(tickets, fresh)
+
+    async def _submit_coroutine(self, given: Sequence[Submission]) -> tuple[Tickets, Tickets]:
+        """Likewise, and which of them are new; to be run in the background."""
+        tickets, fresh = self._enter(given)
+        sent: Tickets = []
+        try:
+            for pairs in _batches(given, tickets):
+                results = await self._background.call(self._caller, COORDINATOR, self._submit_ops(pairs))
+                _take_results(pairs, results, sent)
+        except PoolsError:
+            await self._background.in_thread(self._undo_submit, fresh, sent)
+            raise
+        except BaseException:  # cancelled
+            await self._background.in_thread(self._undo_submit, fresh, fresh)
+            raise
+        return self._listen_to(tickets, fresh), fresh
+
+    def _enter(self, given: Sequence[Submission]) -> tuple[Tickets, Tickets]:
+        """The ticket of each submission, and those among them that are new."""
         self._check_usable()
         tickets, fresh = [], []
         with self._lock:
@@ -215,25 +318,12 @@ class Client(Connection):
                 tickets.append(ticket)
             # before they are sent: no change of theirs is missed
             self._live_tickets.update({ticket.id: ticket for ticket in fresh})
-        sent: Tickets = []
-        try:
-            for start in range(0, len(given), SUBMIT_BATCH):
-                pairs = list(zip(given, tickets, strict=True))[start : start + SUBMIT_BATCH]
-                results = self._caller.call(
-                    COORDINATOR, [each.operation(self.client_id, ticket._token) for each, ticket in pairs]
-                )
-                for (_, ticket), result in zip(pairs, results, strict=True):
-                    if "ok" in result:
-                        sent.append(ticket)
-                        ticket._apply(result["ok"])
-                for result in results:
-                    wire.value_of(result)
-        except PoolsError:
-            self._undo_submit(fresh, sent)
-            raise
-        except BaseException:  # Ctrl-C: what is on its way is not wanted either
-            self._undo_submit(fresh, fresh)
-            raise
+        return tickets, fresh
+
+    def _submit_ops(self, pairs: Pairs) -> list[dict[str, Any]]:
+        return [each.operation(self.client_id, ticket._token) for each, ticket in pairs]
+
+    def _listen_to(self, tickets: Tickets, fresh: Tickets) -> Tickets:
         live = [ticket for ticket in fresh if not ticket.done]
         if live:
             self._watcher.ensure()
@@ -315,6 +405,22 @@ class Client(Connection):
             lost = [self._live_tickets[id] for id in unknown if id in self._live_tickets]
         for ticket in lost:
             ticket._lose()
+
+
+def _batches(given: Sequence[Submission], tickets: Tickets) -> Iterator[Pairs]:
+    pairs = list(zip(given, tickets, strict=True))
+    for start in range(0, len(pairs), SUBMIT_BATCH):
+        yield pairs[start : start + SUBMIT_BATCH]
+
+
+def _take_results(pairs: Pairs, results: Sequence[wire.Wire], sent: Tickets) -> None:
+    """What became of one batch: `sent` are those that were accepted. Raises the first refusal."""
+    for (_, ticket), result in zip(pairs, results, strict=True):
+        if "ok" in result:
+            sent.append(ticket)
+            ticket._apply(result["ok"])
+    for result in results:
+        wire.value_of(result)
 
 
 def _user_name() -> str:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from .. import wire
 from ..errors import BadInput, PoolsError
 from ..limits import check_integer, check_name
+from .background import Background
 from .transport import Caller, Transport, TryAgain, one_line
 from .views import STATES, View, is_final
 
@@ -30,6 +31,7 @@ class Connection:
         self._caller = Caller(transport, give_up_s)
         self._pid = os.getpid()
         self._closed = False
+        self._background = Background(f"ray-pools-loop-{self.namespace}")
 
     def get(self, id: str) -> View | None:
         """A request as it is now; None if the coordinator does not know it."""
@@ -119,6 +121,12 @@ class Connection:
     def _coordinator(self, op: Mapping[str, Any], give_up_s: float | None = None) -> Any:
         self._check_usable()
         return self._caller.value(COORDINATOR, op, give_up_s)
+
+    async def _coordinator_async(self, op: Mapping[str, Any], give_up_s: float | None = None) -> Any:
+        """Likewise; to be run in the background."""
+        self._check_usable()
+        (result,) = await self._background.call(self._caller, COORDINATOR, [op], give_up_s)
+        return wire.value_of(result)
 
     def _ask_pools(self, pools: Iterable[str], op: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """One operation to many pools side by side; one that does not answer soon is shown as such."""

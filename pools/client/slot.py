@@ -151,17 +151,35 @@ class Slot:
 
     def stopped(self) -> None:
         """The holder of a preempted slot has stopped its work: the capacity may go. Harmless if it is gone."""
-        with self._lock:
-            self._given_back = self._given_back or "stopped"
-        if not self._gone:
-            self._ticket._confirm_stopped(self.k)
+        if self._give_back("stopped"):
+            self._ticket._own_op("stopped", k=self.k)
 
     def release(self) -> None:
         """Gives the slot back; returns when its capacity is free. Harmless twice."""
+        if self._give_back("released"):
+            self._ticket._own_op("release")
+
+    async def stopped_async(self) -> None:
+        """As `stopped`. Once begun it is carried out, also when its caller is cancelled."""
+        if self._give_back("stopped"):
+            await self._ticket._own_op_async("stopped", k=self.k)
+
+    async def release_async(self) -> None:
+        """As `release`. Once begun it is carried out, also when its caller is cancelled."""
+        if self._give_back("released"):
+            await self._ticket._own_op_async("release")
+
+    async def preempting_async(self) -> None:
+        """Returns when `preempting` is set, or the slot was given back; no thread waits. Unreachable as `wait`."""
+        await self._ticket._wait_until_async(
+            lambda _: self.preempting.is_set() or self.over, None, "called back"
+        )
+
+    def _give_back(self, how: str) -> bool:
+        """Nothing is handed out any more. Is there something to be told to the coordinator?"""
         with self._lock:
-            self._given_back = self._given_back or "released"
-        if not self._gone:
-            self._ticket._release_attempt(self.k)
+            self._given_back = self._given_back or how
+            return not self._gone and self._ticket._holds(self.k)
 
     def __enter__(self) -> Slot:
         return self
@@ -177,9 +195,33 @@ class Slot:
             else:
                 self.release()
         except PoolsError as trouble:
-            if problem is None and ended_by is None:
-                raise
-            log.warning("slot %s was not given back, its lease will do it: %s", self.id, trouble)
+            self._not_given_back(trouble, problem or ended_by)
+        self._raise_end(problem, ended_by, given_back)
+
+    async def __aenter__(self) -> Slot:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """As `__exit__`."""
+        ended_by, given_back = self._problem, self._given_back
+        try:
+            if isinstance(ended_by, SlotPreempted):
+                await self.stopped_async()
+            else:
+                await self.release_async()
+        except PoolsError as trouble:
+            self._not_given_back(trouble, problem or ended_by)
+        self._raise_end(problem, ended_by, given_back)
+
+    def _not_given_back(self, trouble: PoolsError, other: BaseException | None) -> None:
+        """What the block raised, or what ended the slot, says more."""
+        if other is None:
+            raise trouble
+        log.warning("slot %s was not given back, its lease will do it: %s", self.id, trouble)
+
+    def _raise_end(self, problem: BaseException | None, ended_by: SlotError | None, given_back: str) -> None:
         if problem is None and given_back != "released":
             ended_by = ended_by or self._ended_before_release()
             if ended_by is not None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput, Refused, SlotLost, SlotOver, WaitTimeout
 from ..limits import check_seconds
+from .background import Bell
+from .explanation import Explanation
 from .slot import Slot
 from .views import FINAL_STATES, STATES, View, error_of, is_final
 
@@ -31,6 +35,7 @@ class Ticket:
         self.lease_s = lease_s
         self._token = token
         self._changed = threading.Condition()
+        self._listeners: set[Callable[[], None]] = set()
         self._view: View = {"id": request_id, "state": "queued", "pool": "", "k": 0, "changed_seq": -1}
         # the last attempt that was called back before its slot was given to anybody
         self._unseen_k = 0
@@ -72,21 +77,23 @@ class Ticket:
 
     def status(self) -> View:
         """Asks the coordinator."""
-        found = self._client.get(self.id)
+        return self._take_status(self._client.get(self.id))
+
+    def _take_status(self, found: View | None) -> View:
         if found is None:
             raise Refused("unknown_id", f"the coordinator does not know request {self.id!r}", {"id": self.id})
         self._apply(found)
         return self._view
 
-    def explain(self) -> dict[str, dict[str, Any]]:
-        """Why it waits: per pool that it queues in, what the pool says (state, cause, position, ...). When it was
-        rejected, each pool's cause.
+    def explain(self) -> Explanation:
+        """Why it waits: per pool that it queues in, what the pool says (state, cause, position, ...); as `str` one
+        sentence. When it was rejected, each pool's cause; empty in the other final states.
         """
         view = self.status()
         if view["state"] == "rejected":
-            return {pool: {"cause": cause} for pool, cause in view.get("causes", {}).items()}
+            return Explanation(view, {pool: {"cause": why} for pool, why in view.get("causes", {}).items()})
         pools = [view["pool"]] if view["pool"] else view.get("pools", [])
-        return {} if is_final(view) else self._client.explain(self.id, pools)
+        return Explanation(view, {} if is_final(view) else self._client.explain(self.id, pools))
 
     # --- waiting
 
@@ -102,19 +109,21 @@ class Ticket:
             Unreachable: the coordinator can't be reached.
         """
         while True:
-            view = self._wait_until(
-                lambda view: is_final(view) or _usable(view) or self._called_back_unseen(view),
-                timeout_s,
-                "a slot that is usable",
-            )
-            if is_final(view):
-                raise error_of(view)
+            view = self._wait_until(self._decided, timeout_s, "a slot that is usable")
             if self._called_back_unseen(view):  # nobody works in it: the capacity need not wait for its grace
                 self._unseen_k = view["k"]
                 self._own_op("stopped", k=view["k"])
-                continue
-            slot = self._slot_of(view)
-            if slot is not None:
+            elif (slot := self._slot_of(view)) is not None:
+                return slot
+
+    async def wait_async(self, timeout_s: float | None = None) -> Slot:
+        """As `wait`; no thread waits. Cancelled, it leaves the request as it is, as `wait` does when interrupted."""
+        while True:
+            view = await self._wait_until_async(self._decided, timeout_s, "a slot that is usable")
+            if self._called_back_unseen(view):
+                self._unseen_k = view["k"]
+                await self._own_op_async("stopped", k=view["k"])
+            elif (slot := self._slot_of(view)) is not None:
                 return slot
 
     def held(self, k: int | None = None) -> Slot:
@@ -134,36 +143,77 @@ class Ticket:
         """Returns when it is in one of these states, or was last seen in one. Errors as of `wait`, but that a
         final state that was not waited for raises its error.
         """
-        wanted = {states} if isinstance(states, str) else set(states)
-        for state in wanted:
-            if state not in STATES:
-                raise BadInput("states", state, f"any of {', '.join(STATES)}")
-        view = self._wait_until(
-            lambda view: view["state"] in wanted or is_final(view), timeout_s, " or ".join(sorted(wanted))
-        )
-        if view["state"] not in wanted:
+        holds, what = _in_states(states)
+        view = self._wait_until(holds, timeout_s, what)
+        return _unless_over(view, states)
+
+    async def wait_for_async(self, states: str | Collection[str], timeout_s: float | None = None) -> View:
+        """As `wait_for`; no thread waits."""
+        holds, what = _in_states(states)
+        view = await self._wait_until_async(holds, timeout_s, what)
+        return _unless_over(view, states)
+
+    def _decided(self, view: View) -> bool:
+        """There is something to do: a slot to hand out, or one to give back. Raises what ended the request."""
+        if is_final(view):
             raise error_of(view)
-        return view
+        return _usable(view) or self._called_back_unseen(view)
 
     def _wait_until(self, holds: Callable[[View], bool], timeout_s: float | None, what: str) -> View:
+        ends_at = self._wait_ends_at(timeout_s)
+        with self._changed:
+            while not self._look(holds):
+                self._changed.wait(self._wait_left_s(ends_at, timeout_s, what))
+            return self._view
+
+    async def _wait_until_async(
+        self, holds: Callable[[View], bool], timeout_s: float | None, what: str
+    ) -> View:
+        ends_at = self._wait_ends_at(timeout_s)
+        while True:
+            bell = Bell()
+            with self._changed:
+                if self._look(holds):
+                    return self._view
+                left_s = self._wait_left_s(ends_at, timeout_s, what)
+                self._listeners.add(bell.ring)
+            try:
+                await bell.heard(left_s)
+            finally:
+                with self._changed:
+                    self._listeners.discard(bell.ring)
+
+    def _look(self, holds: Callable[[View], bool]) -> bool:
+        """Does it hold? Raises why it never will."""
+        if holds(self._view):
+            return True
+        trouble = self._lost or self._client._trouble()
+        if trouble is not None:
+            raise trouble
+        return False
+
+    def _wait_ends_at(self, timeout_s: float | None) -> float | None:
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
         self._client._check_usable()
-        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        return None if timeout_s is None else time.monotonic() + timeout_s
+
+    def _wait_left_s(self, ends_at: float | None, timeout_s: float | None, what: str) -> float | None:
+        left_s = None if ends_at is None else ends_at - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise WaitTimeout(f"request {self.id!r} is {self.state} after {timeout_s:g} s, not yet {what}")
+        return left_s
+
+    @contextlib.contextmanager
+    def _listening(self, listener: Callable[[], None]) -> Iterator[None]:
+        """It is called, in any thread, whenever something about the request may have changed."""
         with self._changed:
-            while not holds(self._view):
-                if self._lost is not None:
-                    raise self._lost
-                trouble = self._client._trouble()
-                if trouble is not None:
-                    raise trouble
-                left_s = None if ends_at is None else ends_at - time.monotonic()
-                if left_s is not None and left_s <= 0:
-                    raise WaitTimeout(
-                        f"request {self.id!r} is {self.state} after {timeout_s:g} s, not yet {what}"
-                    )
-                self._changed.wait(left_s)
-            return self._view
+            self._listeners.add(listener)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._listeners.discard(listener)
 
     # --- ending
 
@@ -179,24 +229,55 @@ class Ticket:
         """The holder of a preempted slot has stopped its work; no effect otherwise."""
         return self._own_op("stopped", k=self.k)
 
+    async def release_async(self) -> View:
+        """As `release`. Once begun it is carried out, also when its caller is cancelled; so are these:"""
+        return await self._end_async("release")
+
+    async def cancel_async(self) -> View:
+        """As `cancel`."""
+        return await self._end_async("cancel")
+
+    async def stopped_async(self) -> View:
+        """As `stopped`."""
+        return await self._own_op_async("stopped", k=self.k)
+
+    async def status_async(self) -> View:
+        """As `status`."""
+        return await self._client._background.start(self._status_coroutine()).outcome()
+
+    async def explain_async(self) -> Explanation:
+        """As `explain`."""
+        return await asyncio.to_thread(self.explain)
+
+    async def _status_coroutine(self) -> View:
+        (view,) = await self._client._coordinator_async({"op": "get", "ids": [self.id]})
+        return self._take_status(view)
+
+    async def _end_async(self, what: str, give_up_s: float | None = None) -> View:
+        return self._view if self.done else await self._own_op_async(what, give_up_s)
+
+    async def _own_op_async(self, name: str, give_up_s: float | None = None, k: int | None = None) -> View:
+        async def carry_out() -> View:
+            self._apply(await self._client._coordinator_async(self._op(name, k), give_up_s))
+            return self._view
+
+        self._client._check_usable()
+        return await self._client._background.start(carry_out()).carried_out()
+
     def _end(self, what: str, give_up_s: float | None = None) -> View:
         return self._view if self.done else self._own_op(what, give_up_s)
 
     def _own_op(self, name: str, give_up_s: float | None = None, k: int | None = None) -> View:
-        op: dict[str, Any] = {"op": name, "id": self.id, "token": self._token}
-        if k is not None:  # of this attempt only: it may arrive late, or twice
-            op["k"] = k
-        self._apply(self._client._coordinator(op, give_up_s))
+        self._apply(self._client._coordinator(self._op(name, k), give_up_s))
         return self._view
 
-    def _release_attempt(self, k: int) -> None:
-        """Releases the request if this attempt is still the one that holds."""
-        if self.k == k and not self.done:
-            self._own_op("release")
+    def _op(self, name: str, k: int | None) -> dict[str, Any]:
+        op: dict[str, Any] = {"op": name, "id": self.id, "token": self._token}
+        return op if k is None else {**op, "k": k}  # of this attempt only: it may arrive late, or twice
 
-    def _confirm_stopped(self, k: int) -> None:
-        if self.k == k and not self.done:
-            self._own_op("stopped", k=k)
+    def _holds(self, k: int) -> bool:
+        """This attempt is still the one that holds, as far as is known."""
+        return self.k == k and not self.done
 
     # --- what the client tells it
 
@@ -208,7 +289,7 @@ class Ticket:
             self._view = view
             if self._slot is not None:
                 self._slot._see(view)
-            self._changed.notify_all()
+            self._tell()
         if is_final(view):
             self._client._finished(self)
 
@@ -217,12 +298,17 @@ class Ticket:
             self._lost = SlotLost(self.id, "the coordinator does not know the request any more")
             if self._slot is not None:
                 self._slot._lose(self._lost)
-            self._changed.notify_all()
+            self._tell()
         self._client._finished(self)
 
     def _wake(self) -> None:
         with self._changed:
-            self._changed.notify_all()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.notify_all()
+        for listener in [*self._listeners]:
+            listener()
 
     def _called_back_unseen(self, view: View) -> bool:
         """The attempt was granted and called back before anybody here was given its slot."""
@@ -250,6 +336,21 @@ class Ticket:
 
 def _usable(view: View) -> bool:
     return view["state"] == "allocated" and bool(view.get("ready"))
+
+
+def _in_states(states: str | Collection[str]) -> tuple[Callable[[View], bool], str]:
+    """Is it in one of them, or final? And what that is called. BadInput for a state that there is not."""
+    wanted = {states} if isinstance(states, str) else set(states)
+    for state in wanted:
+        if state not in STATES:
+            raise BadInput("states", state, f"any of {', '.join(STATES)}")
+    return lambda view: view["state"] in wanted or is_final(view), " or ".join(sorted(wanted))
+
+
+def _unless_over(view: View, states: str | Collection[str]) -> View:
+    if view["state"] not in ({states} if isinstance(states, str) else states):
+        raise error_of(view)
+    return view
 
 
 assert set(STATES) >= FINAL_STATES
