@@ -7,10 +7,11 @@ import contextlib
 from typing import Any
 
 from ray_pools import wire
+from ray_pools.actors.holders import Holder, HolderWatch
 from ray_pools.actors.peer import PeerCaller
 from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.actors.shell import Deferred, Later, Shell
-from ray_pools.core import commands, prewarm
+from ray_pools.core import commands, holders, prewarm
 from ray_pools.core.bundles import validate_options
 from ray_pools.core.coordinator import Coordinator, CoordinatorStep
 from ray_pools.core.coordinator_state import FINAL, TAKEN, CoordinatorState, Request
@@ -45,12 +46,15 @@ class CoordinatorShell(Shell):
         self._asking: set[str] = set()
         self._prewarmer: Prewarmer | None = None
         self._prewarm_timer: asyncio.TimerHandle | None = None
+        self._holder_watch: HolderWatch | None = None
         super().__init__("coordinator", store_address, options.get("clock", "wall"))
         if options.get("prewarm", True):
             self._prewarmer = Prewarmer(
                 float(options.get("prewarm_period_s", 10.0)), float(options.get("prewarm_linger_s", 0.0))
             )
         self._prewarm_soon()
+        if options.get("holder_watch", True):
+            self._holder_watch = HolderWatch(lambda: holders.watched(self.core), self._holders_gone)
         self.schedule_turn()
         self.loop.call_later(_FORGET_EVERY_S, self._forget)
         self.loop.call_later(_ASK_EVERY_S, self._ask_unanswered)
@@ -115,6 +119,11 @@ class CoordinatorShell(Shell):
             task = self.loop.create_task(self.command([{"op": "_silent", "pool": pool}]))
             task.add_done_callback(lambda done: done.exception())
 
+    def _holders_gone(self, found: list[tuple[str, Holder, str]]) -> None:
+        """Ray knows that these processes are dead."""
+        task = self.loop.create_task(self.command([{"op": "_holders_gone", "found": found}]))
+        task.add_done_callback(lambda done: done.exception())
+
     def _forget(self) -> None:
         self.loop.call_later(_FORGET_EVERY_S, self._forget)
         task = self.loop.create_task(self.command([{"op": "_forget"}]))
@@ -140,6 +149,7 @@ class CoordinatorShell(Shell):
             "cancel": self._op_cancel,
             "stopped": self._op_stopped,
             "renew": self._op_renew,
+            "leave": self._op_leave,
             "get": self._op_get,
             "list": self._op_list,
             "config": self._op_config,
@@ -149,11 +159,21 @@ class CoordinatorShell(Shell):
             "drain": self._op_drain,
             "_silent": lambda op: self.core.set_silent(op["pool"]),
             "_forget": lambda op: self.core.forget(),
+            "_holders_gone": self._op_holders_gone,
         }
+
+    def _op_ping(self, op: dict[str, Any]) -> dict[str, Any]:
+        """With what clients go by that name no lease of their own."""
+        lease = {
+            "default_s": self.options.get("lease_default_s"),
+            "renew_s": self.options.get("lease_renew_s"),
+        }
+        return {**super()._op_ping(op), "lease": {key: value for key, value in lease.items() if value}}
 
     def _op_submit(self, op: dict[str, Any]) -> dict[str, Any]:
         sent = commands.submission(op)
         validate_options(sent.amounts, sent.options)
+        holder = holders.check_holder(op.get("holder"))
         request = self.core.submit(
             sent.id,
             sent.requester,
@@ -165,6 +185,8 @@ class CoordinatorShell(Shell):
             token=sent.token,
             client=sent.client,
         )
+        if request.phase != FINAL:
+            holders.seen(self.core, sent.client, holder)
         return self.view(request)
 
     def _found(self, op: dict[str, Any]) -> Request:
@@ -188,6 +210,7 @@ class CoordinatorShell(Shell):
 
     def _op_renew(self, op: dict[str, Any]) -> dict[str, Any]:
         renewed, finals, unknown, refused = 0, [], [], []
+        client, holder = op.get("client", ""), holders.check_holder(op.get("holder"))
         for id, token in op["items"]:
             request = self.state.requests.get(id)
             if request is None:
@@ -199,7 +222,25 @@ class CoordinatorShell(Shell):
             else:
                 self.core.renew(request)
                 renewed += 1
+                if holder and client == request.client:  # it may have come back as another process
+                    holders.seen(self.core, client, holder)
         return {"renewed": renewed, "final": finals, "unknown": unknown, "refused": refused}
+
+    def _op_leave(self, op: dict[str, Any]) -> dict[str, Any]:
+        """A client's process is about to end: what has a lease ends with it."""
+        live: dict[str, list[Request]] = {}
+        for id, token in op["items"]:
+            request = self.state.requests.get(id)
+            if request is not None and request.phase != FINAL and request.lease_s > 0:
+                self.core.check_token(request, commands.token_hash(token))
+                live.setdefault(request.client, []).append(request)
+        for client, requests in live.items():
+            holders.end(self.core, client, sorted(requests, key=lambda r: r.age), holders.EXITED)
+        return {"ended": sum(map(len, live.values()))}
+
+    def _op_holders_gone(self, op: dict[str, Any]) -> None:
+        for client, holder, why in op["found"]:
+            holders.gone(self.core, client, holder, why)
 
     def _op_get(self, op: dict[str, Any]) -> list[dict[str, Any] | None]:
         found = (self.state.requests.get(id) for id in op["ids"])
@@ -253,6 +294,10 @@ class CoordinatorShell(Shell):
                 **self._distrusted,
             },
             "prewarm": self._prewarmer.status() if self._prewarmer is not None else None,
+            "holders": {
+                "watched": len(holders.watched(self.core)),
+                "trouble": self._holder_watch.trouble if self._holder_watch is not None else "not watched",
+            },
         }
 
     def _op_exchange(self, op: dict[str, Any]) -> Later:
@@ -316,6 +361,8 @@ class CoordinatorShell(Shell):
         }
 
     def _changes(self, asked: wire.Wait) -> list[dict[str, Any]]:
+        if asked.after > self.state.seq:  # of a log that lost its end, or one of before: worth nothing here
+            asked = asked._replace(after=0)
         found: list[Request] = []
         for id in reversed(self.state.of_client.get(asked.client, {})):
             request = self.state.requests[id]

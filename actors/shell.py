@@ -284,6 +284,9 @@ class Shell:
         """Answer one call from outside."""
         try:
             ops = wire.decode_request(request)
+            for index, op in enumerate(ops):
+                if op["op"].startswith("_"):  # an actor's word to itself, which needs no token
+                    raise BadInput(f"ops[{index}].op", op["op"], "an operation for callers from outside")
         except PoolsError as error:
             return wire.encode_failure(error)
         results = await self.command(ops)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .core import holders
 from .core import records as ev
 
 _ASKED = {
     "release": "its holder is done: the pool is asked to release it",
     "cancel": "it is cancelled: the pool is asked to end it, and no attempt follows",
-    "expire": "its lease ran out: the pool is asked to end it",
+    "expire": "its lease is over: the pool is asked to end it",
     "give": "another pool opened to it: its pool is asked to give it back if it still waits",
     "yield": "its pool admits it no more, and is asked to give it back",
     "stopped": "its holder has stopped: the pool is told",
@@ -36,7 +37,7 @@ def is_about(event: Any, id: str) -> bool:
     """The event changes something for this request: its own, one that stops it, or one that forgets it."""
     if isinstance(event, ev.Nominated):
         return event.id == id or any(victim == id for victim, _ in event.victims)
-    if isinstance(event, ev.Forgotten):
+    if isinstance(event, (ev.Forgotten, ev.HolderGone)):
         return id in event.ids
     return request_of(event) == id
 
@@ -133,6 +134,11 @@ def _finished(event: ev.Finished) -> str:
     return f"it is {event.state}: final" + (f" ({_causes(event.causes)})" if event.causes else "")
 
 
+def _holder_gone(event: ev.HolderGone) -> str:
+    ends = f"these expire: {ids_words(event.ids)}" if event.ids else "it held nothing that ends with it"
+    return f"client {event.client[:12]}: its holder's process is gone ({event.why}); {ends}"
+
+
 def _peer(event: ev.Peer) -> str:
     return (
         f"has worked in what {event.name} said up to its row {event.heard} (epoch {event.epoch}, then"
@@ -158,5 +164,10 @@ _WORDS: dict[type[Any], Callable[[Any], str]] = {
     ev.Asked: lambda event: f"attempt {event.k}: {_ASKED.get(event.what, event.what)}",
     ev.Finished: _finished,
     ev.Forgotten: lambda event: f"retention is over, these leave the state: {ids_words(event.ids)}",
+    ev.HolderSeen: lambda event: f"client {event.client[:12]} is {holders.words(event.holder)}",
+    ev.HolderGone: _holder_gone,
+    ev.Adopted: lambda event: (
+        f"it is held by client {event.client[:12]} from now on, which submitted it again"
+    ),
     ev.Peer: _peer,
 }

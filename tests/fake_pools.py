@@ -88,6 +88,9 @@ class FakePools:
 
     # --- the transport
 
+    def holder(self) -> dict[str, str]:
+        return {}
+
     def start(self, actor: str, method: str, data: bytes) -> Future[bytes]:
         with self._lock:
             if self.down is not None:
@@ -128,7 +131,7 @@ class FakePools:
                 for id, view in self.views.items()
                 if (self.clients[id] == wait.client or id in wait.ids) and view["changed_seq"] > wait.after
             ]
-            if found:
+            if found or not wait.timeout_s:
                 self._waits.remove((wait, future))
                 future.set_result(
                     wire.encode_changes(self.seq, sorted(found, key=lambda v: v["changed_seq"]))

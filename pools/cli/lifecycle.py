@@ -84,6 +84,8 @@ def _bring_up(config: Config) -> dict[str, Any]:
     options = {
         "prewarm_period_s": config.prewarm.period_s,
         "prewarm_linger_s": config.prewarm.linger_s,
+        "lease_default_s": config.lease.default_s,
+        "lease_renew_s": config.lease.renew_s,
         "clock": "wall",
     }
     with deploy.empty_directory():

@@ -10,8 +10,10 @@ import asyncio
 import atexit
 import contextlib
 import getpass
+import math
 import os
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +29,7 @@ from ..settings import ResourceSettings
 from .connection import COORDINATOR, Connection
 from .slot import Slot, log
 from .submission import (
+    DEFAULT_LEASE_S,
     RequestArguments,
     Submission,
     as_submission,
@@ -41,6 +44,9 @@ from .watcher import Renewer, Watcher
 DEFAULT_NAMESPACE = "pools"
 SUBMIT_BATCH = 1000
 _GIVE_UP_ON_EXIT_S = 10.0
+_MAKE_SURE_S = 5.0
+# The process that ends waits no longer for this; its leases are the other way.
+_LEAVE_S = 3.0
 
 Tickets = list[Ticket]
 Pairs = Sequence[tuple[Submission, Ticket]]
@@ -69,7 +75,10 @@ def connect(
     check_name("namespace", namespace)
     connect_ray(address, quiet)
     client = Client(RayTransport(namespace), give_up_s)
-    client.ping()
+    client._go_by(client.ping())
+    # Ray's own exit handlers, which run the later the earlier they came, must not take the connection away before
+    atexit.unregister(_leave_all)
+    atexit.register(_leave_all)
     return client
 
 
@@ -96,6 +105,9 @@ class Client(Connection):
         self._known: weakref.WeakValueDictionary[str, Ticket] = weakref.WeakValueDictionary()
         self._watcher = Watcher(self, give_up_s)
         self._renewer = Renewer(self)
+        self._followed_ids: frozenset[str] = frozenset()
+        # as the operator has it, once `connect` has asked
+        self._default_lease_s, self._renew_s = DEFAULT_LEASE_S, math.inf
         _open_clients.add(self)
 
     def __repr__(self) -> str:
@@ -257,6 +269,7 @@ class Client(Connection):
             if ticket is None:
                 ticket = self._known[id] = Ticket(self, id, token or b"", 0.0, followed=True)
                 self._live_tickets[id] = ticket
+                self._followed_ids |= {id}
         try:
             ticket.status()
         except BaseException:
@@ -312,23 +325,29 @@ class Client(Connection):
             for each in given:
                 ticket = self._known.get(each.request_id)
                 if ticket is None or ticket.followed:
-                    ticket = Ticket(self, each.request_id, each.secret, each.lease)
+                    lease_s = each.lease_or(self._default_lease_s)
+                    ticket = Ticket(self, each.request_id, each.secret, lease_s)
                     self._known[ticket.id] = ticket
                     fresh.append(ticket)
                 tickets.append(ticket)
             # before they are sent: no change of theirs is missed
             self._live_tickets.update({ticket.id: ticket for ticket in fresh})
+            self._followed_ids -= {ticket.id for ticket in fresh}
         return tickets, fresh
 
     def _submit_ops(self, pairs: Pairs) -> list[dict[str, Any]]:
-        return [each.operation(self.client_id, ticket._token) for each, ticket in pairs]
+        lease_s = self._default_lease_s
+        ops = [each.operation(self.client_id, ticket._token, lease_s) for each, ticket in pairs]
+        ops[0]["holder"] = self._transport.holder()
+        return ops
 
     def _listen_to(self, tickets: Tickets, fresh: Tickets) -> Tickets:
         live = [ticket for ticket in fresh if not ticket.done]
         if live:
             self._watcher.ensure()
-        if any(ticket.lease_s > 0 for ticket in live):
-            self._renewer.ensure()
+        leases = [ticket.lease_s for ticket in live if ticket.lease_s > 0]
+        if leases:
+            self._renewer.ensure(min(leases))
         return tickets
 
     def _undo_submit(self, fresh: Tickets, sent: Tickets) -> None:
@@ -378,18 +397,29 @@ class Client(Connection):
             return [*self._live_tickets.values()]
 
     def _followed(self) -> frozenset[str]:
-        with self._lock:
-            return frozenset(id for id, ticket in self._live_tickets.items() if ticket.followed)
+        return self._followed_ids
 
-    def _look(self, ids: Sequence[str]) -> None:
-        """Asks what became of requests."""
+    def _look(self, ids: Sequence[str], give_up_s: float | None = None) -> None:
+        """Asks what became of requests. One that is forgotten is lost for who has its ticket."""
         for start in range(0, len(ids), BATCH_MAX):
-            views = self._coordinator({"op": "get", "ids": [*ids[start : start + BATCH_MAX]]})
+            part = [*ids[start : start + BATCH_MAX]]
+            views = self._coordinator({"op": "get", "ids": part}, give_up_s)
             self._heard(view for view in views if view is not None)
+            self._lost(id for id, view in zip(part, views, strict=True) if view is None)
+
+    def _has_live(self) -> bool:
+        return bool(self._live_tickets)
+
+    def _go_by(self, said: Mapping[str, Any]) -> None:
+        """What the coordinator says of its configuration; older ones say nothing."""
+        lease = said.get("lease") or {}
+        self._default_lease_s = float(lease.get("default_s") or DEFAULT_LEASE_S)
+        self._renew_s = float(lease.get("renew_s") or math.inf)
 
     def _finished(self, ticket: Ticket) -> None:
         with self._lock:
             self._live_tickets.pop(ticket.id, None)
+            self._followed_ids -= {ticket.id}
 
     def _heard(self, changes: Iterable[View | dict[str, Any]]) -> None:
         with self._lock:
@@ -398,11 +428,33 @@ class Client(Connection):
             if ticket is not None:
                 ticket._apply(cast(View, view))
 
+    def _renew_now(self, ticket: Ticket) -> None:
+        try:
+            self._renewer.renew([ticket], min(ticket.lease_s, _MAKE_SURE_S))
+        except PoolsError as problem:
+            # not again at once: who calls this does so in a loop
+            ticket._renewed_at = time.monotonic() - max(ticket.lease_s - _MAKE_SURE_S, 0.0)
+            log.warning("request %s: its lease may be over, and nobody says: %s", ticket.id, problem)
+
+    def _leave(self) -> None:
+        """The process ends: what it holds or waits for under a lease ends too, now rather than with the lease."""
+        if self._closed or os.getpid() != self._pid or self._transport.holder().get("kind") != "driver":
+            return
+        items = [[ticket.id, ticket._token] for ticket in self._live() if ticket.lease_s > 0]
+        with contextlib.suppress(PoolsError):
+            for start in range(0, len(items), BATCH_MAX):
+                op = {"op": "leave", "items": items[start : start + BATCH_MAX]}
+                self._coordinator(op, _LEAVE_S)
+
     def _renewed(self, final: Sequence[str], unknown: Sequence[str]) -> None:
         """What the renewal said of requests that it could not renew."""
         self._look(final)
+        self._lost(unknown)
+
+    def _lost(self, ids: Iterable[str]) -> None:
+        """The coordinator knew these, and does not any more."""
         with self._lock:
-            lost = [self._live_tickets[id] for id in unknown if id in self._live_tickets]
+            lost = [self._live_tickets[id] for id in ids if id in self._live_tickets]
         for ticket in lost:
             ticket._lose()
 
@@ -430,8 +482,8 @@ def _user_name() -> str:
         return f"uid {os.getuid()}"
 
 
-@atexit.register
-def _close_all() -> None:
+def _leave_all() -> None:
     """Before Ray's own exit handlers take the connection away under the threads."""
     for client in [*_open_clients]:
+        client._leave()
         client.close()

@@ -114,6 +114,8 @@ class Slot:
         )
 
     def _must_stand(self) -> None:
+        if not self.over:
+            self._ticket._make_sure()
         with self._lock:
             if self._given_back:
                 raise SlotOver(self.id, "given back")
@@ -129,8 +131,11 @@ class Slot:
 
     def check(self) -> None:
         """Raises what ended the slot, or ends it soon: SlotPreempted, SlotCancelled, LeaseExpired; SlotOver when
-        it was given back. To be called between steps of work that can stop there.
+        it was given back. To be called between steps of work that can stop there. It asks the coordinator when
+        the lease was not renewed for too long, as in a process that was stopped: its slot may be another's by now.
         """
+        if not self.over:
+            self._ticket._make_sure()
         if self._problem is not None:
             raise self._problem
         self._must_stand()

@@ -33,11 +33,12 @@ class Submission:
     requester: who asks. Either settings, or any of gpus, cpus (fractions allowed), memory ("16GiB"),
     pool_resources (licences and the like). preemptible: None means as the settings say, else true.
     retries: how often it queues again after a preemption. lease_s: seconds within which this client must renew
-    it, which it does by itself while it lives; None means the default (60), 0 none: such a request outlives its
-    client. bundles: for a gang, the parts of the request, each as settings or as a mapping of gpus, cpus, memory,
-    pool_resources; without amounts of its own the request is their sum. strategy: how bundles lie on nodes
-    (PACK, SPREAD, STRICT_PACK, STRICT_SPREAD). placement: "none" for a grant that only counts. id: made when left
-    out; the same id with the same content is the same request. token: the request's secret, made when left out.
+    it, which it does by itself while it lives; None means what the pools' configuration says (60), 0 none: such a
+    request outlives its client. bundles: for a gang, the parts of the request, each as settings or as a mapping of
+    gpus, cpus, memory, pool_resources; without amounts of its own the request is their sum. strategy: how bundles
+    lie on nodes (PACK, SPREAD, STRICT_PACK, STRICT_SPREAD). placement: "none" for a grant that only counts. id:
+    made when left out; the same id with the same content is the same request. token: the request's secret, made
+    when left out.
     """
 
     requester: str
@@ -106,9 +107,15 @@ class Submission:
     @property
     def lease(self) -> float:
         """Seconds; 0 for none."""
-        return DEFAULT_LEASE_S if self.lease_s is None else float(self.lease_s)
+        return self.lease_or(DEFAULT_LEASE_S)
 
-    def operation(self, client_id: str, token: bytes) -> dict[str, Any]:
+    def lease_or(self, default_s: float) -> float:
+        """Seconds, `default_s` where the request does not say; 0 for none."""
+        return default_s if self.lease_s is None else float(self.lease_s)
+
+    def operation(
+        self, client_id: str, token: bytes, default_lease_s: float = DEFAULT_LEASE_S
+    ) -> dict[str, Any]:
         """The coordinator's operation."""
         preemptible = self.preemptible
         if preemptible is None:
@@ -120,7 +127,7 @@ class Submission:
             "amounts": self.amounts,
             "preemptible": preemptible,
             "retries": self.retries,
-            "lease_s": self.lease,
+            "lease_s": self.lease_or(default_lease_s),
             "options": self.options,
             "token": token,
             "client": client_id,

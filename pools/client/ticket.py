@@ -41,6 +41,8 @@ class Ticket:
         self._unseen_k = 0
         self._slot: Slot | None = None
         self._lost: SlotLost | None = None
+        # since when its lease counts at the latest, by this process's clock
+        self._renewed_at = time.monotonic()
 
     def __repr__(self) -> str:
         return f"<Ticket {self.id} {self.state}>"
@@ -278,6 +280,15 @@ class Ticket:
     def _holds(self, k: int) -> bool:
         """This attempt is still the one that holds, as far as is known."""
         return self.k == k and not self.done
+
+    def _make_sure(self) -> None:
+        """Asks, if the lease may have run out unheard: this process was stopped, or out of reach of the coordinator.
+
+        One that can't be reached can't have ended it either, as far as anybody knows: then nothing changes.
+        """
+        if self.lease_s <= 0 or self.done or time.monotonic() - self._renewed_at < self.lease_s:
+            return
+        self._client._renew_now(self)
 
     # --- what the client tells it
 

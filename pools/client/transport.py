@@ -44,6 +44,10 @@ class Transport(Protocol):
         """
         ...
 
+    def holder(self) -> dict[str, str]:
+        """This process as its cluster knows it (`ray_pools.core.holders`); {} where that can't be said."""
+        ...
+
 
 class Caller:
     """Calls that are repeated until they are answered, or their time is over."""
@@ -53,9 +57,13 @@ class Caller:
         self.closed = threading.Event()
 
     def call(
-        self, actor: str, ops: Iterable[Mapping[str, Any]], give_up_s: float | None = None
+        self,
+        actor: str,
+        ops: Iterable[Mapping[str, Any]],
+        give_up_s: float | None = None,
+        attempt_s: float = ATTEMPT_S,
     ) -> list[wire.Wire]:
-        """The result of each operation (`wire.value_of` reads one).
+        """The result of each operation (`wire.value_of` reads one). It is sent again after `attempt_s` without answer.
 
         Raises:
             Unreachable: no such actor, or no answer within `give_up_s`.
@@ -70,7 +78,7 @@ class Caller:
             left_s = max(ends_at - time.monotonic(), 0.0)
             try:
                 future = self.transport.start(actor, "call", data)
-                answer = future.result(min(left_s, ATTEMPT_S))
+                answer = future.result(min(left_s, attempt_s))
                 return wire.decode_response(answer, len(sent), shown_actor(actor))
             except (TryAgain, FutureTimeout, TimeoutError) as problem:
                 why = str(problem) or "no answer yet"
@@ -114,6 +122,8 @@ class RayTransport:
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self._handles: dict[str, Any] = {}
+        # the Ray job, one for each connection of a driver, of which the handles are
+        self._job = ""
         # actors that were there once -> since when they are not
         self._missing: dict[str, float | None] = {}
         self._lock = threading.Lock()
@@ -144,10 +154,34 @@ class RayTransport:
         answer.add_done_callback(done)
         return outcome
 
+    def holder(self) -> dict[str, str]:
+        """Ray's ids of this process. Its parts are not all public: without them only the lease tells of its death."""
+        try:
+            import ray
+            from ray._private.worker import SCRIPT_MODE, global_worker
+
+            context = ray.get_runtime_context()
+            said = {
+                "cluster": global_worker.node.cluster_id.hex(),
+                "job": context.get_job_id(),
+                "node": context.get_node_id(),
+                "worker": context.get_worker_id(),
+                "actor": context.get_actor_id() or "",
+                "kind": "driver" if global_worker.mode == SCRIPT_MODE else "worker",
+                "pid": str(os.getpid()),
+            }
+        except Exception:  # noqa: BLE001 - whatever Ray has moved or is not connected to
+            return {}
+        return {key: value for key, value in said.items() if value}
+
     def _handle(self, actor: str) -> Any:
         import ray
 
+        job = ray.get_runtime_context().get_job_id()
         with self._lock:
+            if job != self._job:  # it left its cluster and came back: a handle of before finds nobody
+                self._job = job
+                self._handles.clear()
             handle = self._handles.get(actor)
             if handle is None:
                 try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ray_pools.core import holders
 from ray_pools.core import records as ev
 from ray_pools.core.changes import merge
 from ray_pools.core.choice import best_pool
@@ -172,8 +173,7 @@ class Coordinator:
             lease_s,
             dict(options or {}),
         )
-        known = self.state.requests.get(id)
-        if known is not None:
+        if (known := self.state.requests.get(id)) is not None:
             if content != (
                 known.requester,
                 known.amounts,
@@ -188,6 +188,7 @@ class Coordinator:
                     {"id": id},
                 )
             self.check_token(known, token)
+            holders.adopt(self, known, client)
             return known
         positive = tuple(pair for pair in content[1] if pair[1] > 0)
         pools, causes = self.state.admit(requester, positive, preemptible)

@@ -164,10 +164,14 @@ class CoordinatorState:
         self.ages = 0
         self.requests: dict[str, Request] = {}
         self.peers: dict[str, ev.Peer] = {}
+        # client -> what it said of its process; as long as there is a request of it
+        self.holders: dict[str, dict[str, str]] = {}
         # --- derived
         self.waiting_or_holding: dict[str, Request] = {}
         # client -> ids, the last changed last
         self.of_client: dict[str, dict[str, None]] = {}
+        # client -> ids of those that wait or hold
+        self.live_of_client: dict[str, dict[str, None]] = {}
         self._admitted: dict[tuple[str, ev.Amounts, bool], tuple[tuple[str, ...], dict[str, str]]] = {}
 
     # --- reading
@@ -262,6 +266,7 @@ class CoordinatorState:
         self.ages = max(self.ages, event.age)
         if event.pools:
             self.waiting_or_holding[event.id] = request
+            self.live_of_client.setdefault(request.client, {})[event.id] = None
             self._begin(request)
         else:
             request.phase, request.state, request.finished_at = FINAL, "rejected", at
@@ -314,16 +319,32 @@ class CoordinatorState:
         request.phase, request.state, request.finished_at = FINAL, event.state, at
         request.causes, request.answers = event.causes, {}
         self.waiting_or_holding.pop(event.id, None)
+        _drop(self.live_of_client, request.client, event.id)
         self._touch(request)
 
     def _forgotten(self, event: ev.Forgotten, at: float) -> None:
         for id in event.ids:
-            request = self.requests.pop(id)
-            ids = self.of_client.get(request.client)
-            if ids is not None:
-                ids.pop(id, None)
-                if not ids:
-                    del self.of_client[request.client]
+            self._leave(self.requests.pop(id))
+
+    def _leave(self, request: Request) -> None:
+        """It is no request of its client any more."""
+        _drop(self.of_client, request.client, request.id)
+        if request.client not in self.of_client:
+            self.holders.pop(request.client, None)
+
+    def _holder_seen(self, event: ev.HolderSeen, at: float) -> None:
+        self.holders[event.client] = event.holder
+
+    def _holder_gone(self, event: ev.HolderGone, at: float) -> None:
+        self.holders.pop(event.client, None)
+
+    def _adopted(self, event: ev.Adopted, at: float) -> None:
+        request = self.requests[event.id]
+        self._leave(request)
+        _drop(self.live_of_client, request.client, event.id)
+        request.client = event.client
+        self.live_of_client.setdefault(request.client, {})[event.id] = None
+        self._touch(request)
 
     def _peer(self, event: ev.Peer, at: float) -> None:
         if event.name in self.pools:
@@ -356,6 +377,11 @@ class CoordinatorState:
             "requests": [_dump(self.requests[id]) for id in sorted(self.requests)],
         }
         dumped["layout"] = {"keys": sorted(dumped), "fields": _FIELDS}
+        # no part of the layout, and left out where there are none: logs of before are the same states as ever
+        if self.holders:
+            dumped["holders"] = sorted(
+                [client, sorted(said.items())] for client, said in self.holders.items()
+            )
         return dumped
 
     @classmethod
@@ -379,6 +405,8 @@ class CoordinatorState:
             state.requests[request.id] = request
             if request.phase != FINAL:
                 state.waiting_or_holding[request.id] = request
+                state.live_of_client.setdefault(request.client, {})[request.id] = None
+        state.holders = {client: dict(said) for client, said in dumped.get("holders", ())}
         for request in sorted(requests, key=lambda r: r.changed_seq):
             state.of_client.setdefault(request.client, {})[request.id] = None
         return state
@@ -386,6 +414,14 @@ class CoordinatorState:
     def digest(self) -> str:
         """A hash of the durable state: equal logs give equal digests (docs/rules.md section 10.7)."""
         return hashlib.blake2b(msgpack.packb(self.dump()), digest_size=16).hexdigest()
+
+
+def _drop(ids_of: dict[str, dict[str, None]], client: str, id: str) -> None:
+    ids = ids_of.get(client)
+    if ids is not None:
+        ids.pop(id, None)
+        if not ids:
+            del ids_of[client]
 
 
 def _change_hash(changes: list[list[Any]]) -> bytes:
@@ -425,5 +461,8 @@ _APPLY: dict[type[Any], Any] = {
     ev.Asked: CoordinatorState._asked,
     ev.Finished: CoordinatorState._finished,
     ev.Forgotten: CoordinatorState._forgotten,
+    ev.HolderSeen: CoordinatorState._holder_seen,
+    ev.HolderGone: CoordinatorState._holder_gone,
+    ev.Adopted: CoordinatorState._adopted,
     ev.Peer: CoordinatorState._peer,
 }

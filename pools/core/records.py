@@ -194,6 +194,28 @@ class Forgotten(NamedTuple):
     ids: list[str]
 
 
+class HolderSeen(NamedTuple):
+    """A client process said who it is, in Ray's ids: by them its death is seen before its leases run out (rules 8)."""
+
+    client: str
+    holder: dict[str, str]
+
+
+class HolderGone(NamedTuple):
+    """A client process is gone for sure, and `why`: the leases of these requests end now (rules 8)."""
+
+    client: str
+    ids: list[str]
+    why: str
+
+
+class Adopted(NamedTuple):
+    """The same submission came from another client, with the request's token: that one holds it from here on."""
+
+    id: str
+    client: str
+
+
 # --- both
 
 
@@ -223,6 +245,9 @@ Event = (
     | Asked
     | Finished
     | Forgotten
+    | HolderSeen
+    | HolderGone
+    | Adopted
     | Peer
 )
 
@@ -246,6 +271,9 @@ _CLASSES: dict[int, tuple[type[Any], int]] = {
     14: (Finished, 1),
     15: (Forgotten, 1),
     16: (Peer, 1),
+    17: (HolderSeen, 1),
+    18: (HolderGone, 1),
+    19: (Adopted, 1),
 }
 _HEADERS: dict[type[Any], tuple[int, int]] = {cls: (tag, version) for tag, (cls, version) in _CLASSES.items()}
 
