@@ -140,9 +140,9 @@ class Shell:
         """The state as the log tells it."""
         state = self._from_snapshot()
         self._snapshot_seq = state.seq
-        for batch in self.store.read_batches(state.seq + 1):
-            for event in ev.unpack_all(batch.body, batch.last_seq - batch.first_seq + 1):
-                state.apply(event, batch.at)
+        for run in self.store.read_runs(state.seq + 1):
+            for event, at in zip(ev.unpack_all(run.body, run.rows), run.times(), strict=True):
+                state.apply(event, at)
         return state
 
     def _from_snapshot(self) -> Any:

@@ -134,10 +134,10 @@ class Writer:
 # --- reading it
 
 
-def events_of(reader: Reader, from_seq: int = 1) -> Iterator[tuple[float, list[Any]]]:
-    """Time and events of each batch."""
-    for batch in reader.read_batches(from_seq):
-        yield batch.at, ev.unpack_all(batch.body, batch.last_seq - batch.first_seq + 1)
+def events_of(reader: Reader, from_seq: int = 1) -> Iterator[tuple[Iterator[float], list[Any]]]:
+    """Events of the log, some at a time, and the time of each."""
+    for run in reader.read_runs(from_seq):
+        yield run.times(), ev.unpack_all(run.body, run.rows)
 
 
 def seconds(work: Callable[[], object]) -> Callable[[], float]:
@@ -181,8 +181,8 @@ def compare_restarts(reader: Reader) -> dict[str, Any]:
         state = (
             PoolState.load(msgpack.unpackb(snapshot.state, strict_map_key=False)) if snapshot else PoolState()
         )
-        for at, events in events_of(reader, state.seq + 1):
-            for event in events:
+        for times, events in events_of(reader, state.seq + 1):
+            for event, at in zip(events, times, strict=True):
                 state.apply(event, at)
         assert state.seq == EVENTS
         digests.add(state.digest())

@@ -307,17 +307,17 @@ def unpack_all(body: bytes, count: int) -> list[Event]:
     if count == 1:
         return [unpack(body)]
     events: list[Event] = []
-    shapes, make = _SHAPES, _make
+    shapes, make, add = _SHAPES, _make, events.append
     for values in msgpack.unpackb(_array_header(count) + body, strict_map_key=False):
         try:
             cls, newest, length = shapes[values[0]]
         except (LookupError, TypeError):
             cls, newest, length = _NO_SHAPE
-        if len(values) == length and values[1] == newest:
+        if values[1] == newest and len(values) == length:
             del values[:2]
-            events.append(make(cls, values))
+            add(make(cls, values))
         else:
-            events.append(_older(values))
+            add(_older(values))
     return events
 
 

@@ -32,6 +32,7 @@ from ray_pools.store.base import (
     NoLog,
     Pruned,
     Reader,
+    Run,
     SequenceGap,
     Snapshot,
     Store,
@@ -40,7 +41,7 @@ from ray_pools.store.base import (
     UnsafeStore,
     cannot_prune,
 )
-from ray_pools.store.chain import seal, stored, verified
+from ray_pools.store.chain import seal, stored, verified, verified_runs
 from ray_pools.store.sqlite_file import FORMAT_VERSION, create, database_path, meaning, refuse_foreign
 
 SQLITE_BUSY, SQLITE_FULL = 5, 13  # the sqlite3 module names them from Python 3.11 on only
@@ -75,28 +76,43 @@ class SqliteReader(Reader):
         self._db: sqlite3.Connection | None = None
 
     def read_batches(self, from_seq: int = 1) -> Iterator[Batch]:
-        end, before_seq, before = self._start_of(from_seq)
-        while before_seq < end:
-            rows = self._fetch(before_seq, end)
-            if (not rows or rows[0][1] != before_seq + 1) and self._head().base_seq > before_seq:
-                raise Pruned(self.where, before_seq + 1, self._head().base_seq + 1)
+        for before_seq, before, rows in self._pieces(from_seq):
             batches = verified(self.where, before_seq, before, rows)
-            if before_seq < from_seq:
+            if before_seq < from_seq - 1:
                 yield from (batch.rest(from_seq) for batch in batches)
             else:
                 yield from batches
+
+    def read_runs(self, from_seq: int = 1) -> Iterator[Run]:
+        for before_seq, before, rows in self._pieces(from_seq):
+            if before_seq < from_seq - 1:  # it begins in the middle of a batch
+                batches = [batch.rest(from_seq) for batch in verified(self.where, before_seq, before, rows)]
+                turns = [(batch.last_seq, batch.at) for batch in batches]
+                yield Run(from_seq, turns[-1][0], turns, b"".join(batch.body for batch in batches))
+            else:
+                yield from verified_runs(self.where, before_seq, before, rows)
+
+    def _pieces(self, from_seq: int) -> Iterator[tuple[int, bytes, list[tuple[Any, ...]]]]:
+        """Some rows at a time, not verified yet, and (last row, chain) of what stands before them."""
+        end, before_seq, before = self._start_of(from_seq)
+        while before_seq < end:
+            # the batch in whose middle it begins comes alone
+            rows = self._fetch(before_seq, end, 1 if before_seq < from_seq - 1 else READ_MAX_BATCHES)
+            if (not rows or rows[0][1] != before_seq + 1) and self._head().base_seq > before_seq:
+                raise Pruned(self.where, before_seq + 1, self._head().base_seq + 1)
+            yield before_seq, before, rows
             if not rows:
                 raise Corrupt(self.where, before_seq + 1, "the row is missing, but later ones are there")
             before_seq, before = rows[-1][0], rows[-1][6]
 
-    def _fetch(self, before_seq: int, end: int) -> list[tuple[Any, ...]]:
+    def _fetch(self, before_seq: int, end: int, limit: int = READ_MAX_BATCHES) -> list[tuple[Any, ...]]:
         """The next few batches after row `before_seq`, up to row `end`."""
         rows = []
         try:
             found = self._open_db().execute(
                 "SELECT seq, first, epoch, at, sizes, body, chain FROM log WHERE seq > ? AND seq <= ?"
                 " ORDER BY seq LIMIT ?",
-                (before_seq, end, READ_MAX_BATCHES),
+                (before_seq, end, limit),
             )
             size = 0
             for row in found:

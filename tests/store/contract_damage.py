@@ -19,7 +19,7 @@ from ray_pools.store import (
     open_reader,
     open_store,
 )
-from ray_pools.store.base import BATCH_MAX_BYTES, BATCH_MAX_EVENTS
+from ray_pools.store.base import BATCH_MAX_BYTES, BATCH_MAX_EVENTS, RUN_EVENTS
 
 NAME = "pool/größe 1"
 Turn = list[tuple[float, bytes]]
@@ -103,6 +103,24 @@ class Damage(Reach):
             assert list(store.read(start)) == everything[start - 1 :]
         assert next(store.read_batches(4)) == Batch(4, 5, 1, 0.1, b"\6\0\0\0" * 2, b"body 4body 5")
         assert next(store.read_batches(5)) == Batch(5, 5, 1, 0.1, b"", b"body 5")
+
+    def test_a_run_is_the_same_batches_in_one_piece(self, store: Store) -> None:
+        """From whichever row it begins: the same events, each with its time."""
+        written = 0
+        for number in range(300):
+            size = number % 7 + 1
+            written = store.append([(number / 8, body) for _, body in at_once(written + 1, size)], written)
+        everything = [(row.seq, row.at, row.body) for row in store.read()]
+        for start in [1, 2, 3, 127, 128, 129, written - 1, written, written + 1]:
+            runs = list(store.read_runs(start))
+            assert [run.first_seq for run in runs] == [
+                start + sum(run.rows for run in runs[:index]) for index in range(len(runs))
+            ]
+            times = [at for run in runs for at in run.times()]
+            assert times == [at for _, at, _ in everything[start - 1 :]]
+            bodies = b"".join(body for _, _, body in everything[start - 1 :])
+            assert b"".join(run.body for run in runs) == bodies
+            assert all(run.rows < RUN_EVENTS + 7 for run in runs)
 
     def test_a_large_turn_is_kept_in_parts(self, store: Store) -> None:
         many = 2 * BATCH_MAX_EVENTS + 5
@@ -227,6 +245,13 @@ class Damage(Reach):
         assert caught.value.where == store.where
         assert str(seq) in str(caught.value)
         assert read == list(range(1, seq))
+        read.clear()
+        with pytest.raises(Corrupt) as again:
+            read.extend(
+                number for run in store.read_runs() for number in range(run.first_seq, run.last_seq + 1)
+            )
+        assert str(again.value) == str(caught.value)
+        assert read == list(range(1, seq)), "what is before the damage is read"
 
     def test_any_flipped_byte_of_a_body_or_a_chain_is_found(self, store: Store, address: str) -> None:
         store.append(turn(1, 5), 0)
