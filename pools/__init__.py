@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import (
     BadInput,
     LeaseExpired,
+    NoSlot,
     PoolsError,
     ProtocolMismatch,
     Refused,
@@ -30,13 +31,14 @@ from .errors import (
 from .settings import ResourceSettings
 
 if TYPE_CHECKING:
-    from .client import Client, Slot, Submission, Ticket, View, connect, connect_async
+    from .client import Client, Slot, Submission, Ticket, View, connect, connect_async, current_slot
 
 __version__ = "0.1.0"
 
 __all__ = [
     "connect",
     "connect_async",
+    "current_slot",
     "Client",
     "Ticket",
     "Slot",
@@ -49,6 +51,7 @@ __all__ = [
     "Unreachable",
     "ProtocolMismatch",
     "WaitTimeout",
+    "NoSlot",
     "SlotError",
     "SlotPreempted",
     "SlotCancelled",
@@ -59,7 +62,16 @@ __all__ = [
     "__version__",
 ]
 
-_LAZY = ("connect", "connect_async", "Client", "Ticket", "Slot", "Submission", "View")
+_LAZY = (
+    "connect",
+    "connect_async",
+    "current_slot",
+    "Client",
+    "Ticket",
+    "Slot",
+    "Submission",
+    "View",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -103,6 +103,12 @@ class WaitTimeout(PoolsError):
     """The caller's own time to wait ran out. The request itself goes on as it was."""
 
 
+class NoSlot(PoolsError):
+    """`current_slot()` outside of a slot."""
+
+    exit_code = 2
+
+
 class SlotError(PoolsError):
     """A slot can't be used, or no longer. `request_id` names it, `cause` says why in a word or two."""
 

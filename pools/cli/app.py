@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "down": ("ray_pools.cli.lifecycle:down", "Take the pools down; their logs stay."),
     "status": ("ray_pools.cli.status:status", "What is held, borrowed and waiting, per pool."),
     "submit": ("ray_pools.cli.requests:submit", "Ask for capacity."),
+    "run": ("ray_pools.cli.run:run", "Run a command in a slot."),
+    "job": ("ray_pools.cli.job:job", "Run a command in a slot, as a Ray job."),
     "release": ("ray_pools.cli.requests:release", "Give back what requests hold (as an operator)."),
     "cancel": ("ray_pools.cli.requests:cancel", "End requests in any state (as an operator)."),
     "requests": ("ray_pools.cli.requests:requests", "List requests."),

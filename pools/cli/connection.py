@@ -171,12 +171,12 @@ class _WithoutRay:
         return int(self._stream.write(text))
 
 
-def connect_ray(address: str | None) -> None:
+def connect_ray(address: str | None, runtime_env: dict[str, Any] | None = None) -> None:
     """Connect this process to Ray. Unreachable if nobody answers."""
     keep_ray_quiet()
     from ray_pools.client import connect_ray as connect_client_ray
 
-    connect_client_ray(address, quiet=True)
+    connect_client_ray(address, quiet=True, runtime_env=runtime_env)
     _end_on_sigterm()
 
 

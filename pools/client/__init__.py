@@ -5,6 +5,7 @@ two background threads, `transport.py` all calls of Ray. None of it imports ray 
 """
 
 from .client import DEFAULT_NAMESPACE, Client, connect, connect_async
+from .current import current_slot
 from .explanation import Explanation
 from .slot import Slot
 from .submission import DEFAULT_LEASE_S, Submission
@@ -26,5 +27,6 @@ __all__ = [
     "connect_async",
     "clusters_here",
     "connect_ray",
+    "current_slot",
     "disconnect_ray",
 ]

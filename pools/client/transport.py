@@ -224,8 +224,12 @@ class RayTransport:
         return PoolsError(f"{shown_actor(actor)}: {type(problem).__name__}: {one_line(str(problem))}")
 
 
-def connect_ray(address: str | None = None, quiet: bool = False) -> None:
+def connect_ray(
+    address: str | None = None, quiet: bool = False, runtime_env: Mapping[str, Any] | None = None
+) -> None:
     """Connects this process to a running Ray cluster, unless it is connected; never starts one.
+
+    runtime_env: Ray's, of this driver's job.
 
     Raises:
         BadInput: an address that can't be right (`ray://`, "local", another than the one connected to).
@@ -244,6 +248,8 @@ def connect_ray(address: str | None = None, quiet: bool = False) -> None:
     where = _resolved(given)
     _probe(where)
     options: dict[str, Any] = {"logging_level": "WARNING", "log_to_driver": False} if quiet else {}
+    if runtime_env:
+        options["runtime_env"] = dict(runtime_env)
     try:
         ray.init(address=where, **options)
     except Exception as problem:  # noqa: BLE001 - ConnectionError, RuntimeError, Ray's own: all mean the same

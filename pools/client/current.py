@@ -1,0 +1,146 @@
+"""The slot that this process runs in: for commands of `pools run` and `pools job submit`, and for tasks and actors that
+run inside a slot's placement group.
+
+A command knows its slot by its environment, and holds it: it hears of a preemption by push, and may say `stopped`. A
+task knows it by the name of its placement group. It may look, but not give back what its driver holds; it asks every
+LOOK_S whether the slot is called back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from ..errors import NoSlot, PoolsError, SlotOver
+from .client import Client
+from .slot import Slot
+from .transport import RayTransport, connect_ray
+from .views import is_final
+
+log = logging.getLogger("ray_pools")
+
+LOOK_S = 2.0
+GROUP_PREFIX = "ray-pools/"
+"""What names of the pools' placement groups start with: prefix, namespace, pool, request, attempt, all quoted."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Which attempt of which request this process runs in."""
+
+    namespace: str
+    request_id: str
+    k: int
+    client_id: str = ""
+    token_file: str = ""
+
+
+_lock = threading.Lock()
+_found: dict[tuple[int, _Place], Slot] = {}
+"""By process, for a fork has to look for itself."""
+
+
+def current_slot(required: bool = True) -> Slot | None:
+    """The slot that this process runs in; the same object each time.
+
+    Inside a command of `pools run` or `pools job submit` it is the command's: `options()` puts tasks and actors into
+    it, `preempting`, `on_preempt`, `check()` and `grace_left_s()` say whether it is called back. Leaving is simply to
+    end; `stopped()` and `release()` give the slot back at once, and the command is killed with it. Inside a task or an
+    actor of a slot's placement group it is that slot, which its driver holds: the two are refused there.
+
+    Args:
+        required: raise outside of a slot; else None is returned there.
+
+    Raises:
+        NoSlot: this process runs in no slot.
+        SlotOver: the slot that it ran in is over.
+        Unreachable: the pools can't be reached.
+    """
+    with _lock:
+        place = _by_environment(os.environ) or _by_placement_group()
+        if place is None:
+            if required:
+                raise NoSlot(
+                    "this process runs in no slot: current_slot() is for a command of `pools run` or"
+                    " `pools job submit`, and for a task or an actor inside a slot's placement group"
+                )
+            return None
+        key = (os.getpid(), place)
+        if key not in _found:
+            _found[key] = _slot_of(place)
+        return _found[key]
+
+
+def _by_environment(env: Mapping[str, str]) -> _Place | None:
+    try:
+        return _Place(
+            env["RAY_POOLS_NAMESPACE"],
+            env["RAY_POOLS_SLOT_ID"],
+            int(env["RAY_POOLS_ATTEMPT"]),
+            env["RAY_POOLS_CLIENT_ID"],
+            env.get("RAY_POOLS_TOKEN_FILE", ""),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _by_placement_group() -> _Place | None:
+    """The attempt that a placement group was made for, by its name."""
+    try:
+        import ray
+    except ImportError:
+        return None
+    if not ray.is_initialized():
+        return None
+    from ray.util import get_current_placement_group, placement_group_table
+
+    group = get_current_placement_group()
+    if group is None:
+        return None
+    name = str(placement_group_table(group).get("name", ""))
+    return place_of_group(name)
+
+
+def place_of_group(name: str) -> _Place | None:
+    """None for a group that is no pool's."""
+    parts = name.removeprefix(GROUP_PREFIX).split("/")
+    if not name.startswith(GROUP_PREFIX) or len(parts) != 4 or not parts[3].isdecimal():
+        return None
+    namespace, _, request_id, k = (unquote(part) for part in parts)
+    return _Place(namespace, request_id, int(k))
+
+
+def _slot_of(place: _Place) -> Slot:
+    connect_ray()
+    # who listens under the holder's id hears what the holder hears
+    client = Client(RayTransport(place.namespace), client_id=place.client_id or None)
+    view = client.get(place.request_id)
+    if view is None or view["k"] != place.k or is_final(view):
+        client.close()
+        raise SlotOver(place.request_id, "over")
+    slot = client._adopt(view, _token(place), listen=bool(place.client_id))
+    if not place.client_id:
+        threading.Thread(target=_look, args=(client, slot), name="ray-pools-look", daemon=True).start()
+    return slot
+
+
+def _token(place: _Place) -> bytes:
+    try:
+        return bytes.fromhex(Path(place.token_file).read_text())
+    except (OSError, ValueError):
+        return b""  # the coordinator refuses it where it is needed
+
+
+def _look(client: Client, slot: Slot) -> None:
+    while not client._closed and not slot.over:
+        if client._caller.closed.wait(LOOK_S):
+            return
+        try:
+            slot._ticket.status()
+        except PoolsError as problem:  # the coordinator is away, or has forgotten it: the group says the rest
+            log.debug("slot %s: %s", slot.id, problem)
