@@ -96,12 +96,10 @@ def slot_environment(slot: Slot) -> dict[str, str]:
     """By which a command knows its slot; `current_slot()` reads it."""
     import ray
 
-    client = slot._ticket._client
     group = "" if slot.counts_only else slot.placement_group.id.hex()
     env = {
         "RAY_ADDRESS": str(ray.get_runtime_context().gcs_address),
-        "RAY_POOLS_NAMESPACE": client.namespace,
-        "RAY_POOLS_CLIENT_ID": client.client_id,
+        "RAY_POOLS_NAMESPACE": slot._ticket._client.namespace,
         "RAY_POOLS_SLOT_ID": slot.id,
         "RAY_POOLS_REQUESTER": slot.requester,
         "RAY_POOLS_POOL": slot.pool,

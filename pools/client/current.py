@@ -1,14 +1,12 @@
 """The slot that this process runs in: for commands of `pools run` and `pools job submit`, and for tasks and actors that
 run inside a slot's placement group.
 
-A command knows its slot by its environment, and holds it: it hears of a preemption by push, and may say `stopped`. A
-task knows it by the name of its placement group. It may look, but not give back what its driver holds; it asks every
-LOOK_S whether the slot is called back.
+A command knows its slot by its environment, which names a file with the request's token. A task knows it by the name of
+its placement group, and has no token: it hears of all that its driver hears of, but can't give the slot back.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -16,15 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from ..errors import NoSlot, PoolsError, SlotOver
+from ..errors import NoSlot, PoolsError
 from .client import Client
 from .slot import Slot
 from .transport import RayTransport, connect_ray
-from .views import is_final
 
-log = logging.getLogger("ray_pools")
-
-LOOK_S = 2.0
 GROUP_PREFIX = "ray-pools/"
 """What names of the pools' placement groups start with: prefix, namespace, pool, request, attempt, all quoted."""
 
@@ -36,7 +30,6 @@ class _Place:
     namespace: str
     request_id: str
     k: int
-    client_id: str = ""
     token_file: str = ""
 
 
@@ -82,7 +75,6 @@ def _by_environment(env: Mapping[str, str]) -> _Place | None:
             env["RAY_POOLS_NAMESPACE"],
             env["RAY_POOLS_SLOT_ID"],
             int(env["RAY_POOLS_ATTEMPT"]),
-            env["RAY_POOLS_CLIENT_ID"],
             env.get("RAY_POOLS_TOKEN_FILE", ""),
         )
     except (KeyError, ValueError):
@@ -117,16 +109,12 @@ def place_of_group(name: str) -> _Place | None:
 
 def _slot_of(place: _Place) -> Slot:
     connect_ray()
-    # who listens under the holder's id hears what the holder hears
-    client = Client(RayTransport(place.namespace), client_id=place.client_id or None)
-    view = client.get(place.request_id)
-    if view is None or view["k"] != place.k or is_final(view):
+    client = Client(RayTransport(place.namespace))
+    try:
+        return client.follow(place.request_id, _token(place)).held(place.k)
+    except PoolsError:
         client.close()
-        raise SlotOver(place.request_id, "over")
-    slot = client._adopt(view, _token(place), listen=bool(place.client_id))
-    if not place.client_id:
-        threading.Thread(target=_look, args=(client, slot), name="ray-pools-look", daemon=True).start()
-    return slot
+        raise
 
 
 def _token(place: _Place) -> bytes:
@@ -134,13 +122,3 @@ def _token(place: _Place) -> bytes:
         return bytes.fromhex(Path(place.token_file).read_text())
     except (OSError, ValueError):
         return b""  # the coordinator refuses it where it is needed
-
-
-def _look(client: Client, slot: Slot) -> None:
-    while not client._closed and not slot.over:
-        if client._caller.closed.wait(LOOK_S):
-            return
-        try:
-            slot._ticket.status()
-        except PoolsError as problem:  # the coordinator is away, or has forgotten it: the group says the rest
-            log.debug("slot %s: %s", slot.id, problem)

@@ -304,13 +304,6 @@ class Ticket:
         if is_final(view):
             self._client._finished(self)
 
-    def _take_over(self, view: View) -> Slot:
-        """The slot of a view whose attempt is held, wherever it was given out."""
-        with self._changed:
-            slot = self._slot = Slot(self, view)
-        self._apply(view)
-        return slot
-
     def _lose(self) -> None:
         with self._changed:
             self._lost = SlotLost(self.id, "the coordinator does not know the request any more")
