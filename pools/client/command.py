@@ -166,12 +166,13 @@ class CommandRun:
             self._say(str(ending))
             assert problem is not None
             raise problem
+        view = self._ticket.view
+        left = view.get("retries", 0) - (view["k"] == slot.k)
         slot.stopped()
-        if self._ticket.done:
-            self._say(str(ending))
+        self._say(str(ending))
+        if left < 0:
             raise SlotPreempted(self._ticket.id, "no retries left")
-        left = self._ticket.view.get("retries", 0)
-        self._say(f"{ending}; the slot was given up, queued again ({left} retries left)")
+        self._say(f"queued again, {left} retries left")
 
     def _give_back(self, slot: Slot) -> None:
         try:

@@ -1,0 +1,503 @@
+"""`pools run` and `pools job submit` on live Ray: a command in its slot, from the queue to its end.
+
+What they promise (docs/commands.md): the command sees its slot's GPUs and finds its slot; called back it is told, has
+its grace, queues and goes on from its checkpoint, while who called runs in between; one that does not listen is gone at
+the deadline with all that it started; nothing of it is left, whoever is killed; `ray job stop` gives the slot back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).parent.parent
+POOLS = str(Path(sys.executable).parent / "pools")
+LIMIT_S = 300.0
+
+CONFIG = """
+pools:
+  main: {capacity: {gpu: 4}, grace_s: 30, placement: {labels: {ray-pools.io/node-type: gpu_ondemand}}}
+  brief: {capacity: {seat: 1, gpu: 4}, grace_s: 3, placement: {labels: {ray-pools.io/node-type: gpu_ondemand}}}
+  counted: {capacity: {licence: 1}, placement: none, grace_s: 3}
+policies:
+  - {requester: owner, pool: main, reserved: {gpu: 4}}
+  - {requester: guest, pool: main}
+  - {requester: boss, pool: brief, priority: 9}
+  - {requester: hand, pool: brief}
+  - {requester: office, pool: counted}
+"""
+
+# What holds a lock file open for ever, in three sessions, and does not listen to SIGTERM.
+STUBBORN = r"""
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ready, ready_end = os.pipe()
+
+def stay():
+    held = os.open(sys.argv[1], os.O_RDONLY)
+    os.write(ready_end, b".")
+    while True:
+        time.sleep(60)
+
+if os.fork() == 0:
+    os.setsid()
+    stay()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        stay()
+    os._exit(0)
+os.wait()
+os.read(ready, 1), os.read(ready, 1)
+print("up", os.getppid(), flush=True)
+stay()
+"""
+
+# Another process's view of the pools: one command on standard input, one answer on standard output, as JSON.
+DESK = r"""
+import json, os, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # where Ray says what it likes
+import ray_pools as pools
+client, tickets = pools.connect(quiet=True), {}
+for line in sys.stdin:
+    verb, given = json.loads(line)
+    if verb == "hold":
+        ticket = tickets[given["id"]] = client.submit(**given)
+        answer = ticket.wait().pool
+    elif verb == "release":
+        answer = tickets.pop(given).release()["state"]
+    elif verb == "wait_for":
+        answer = client.follow(given[0]).wait_for(given[1], 100)
+    elif verb == "get":
+        answer = client.get(given)
+    elif verb == "held":
+        answer = {pool: each["held"] for pool, each in client.status()["pools"].items()}
+    print(json.dumps(answer, default=str), file=answers, flush=True)
+"""
+
+
+@dataclass
+class Desk:
+    """A client of the pools, in a process of its own."""
+
+    process: subprocess.Popen[str]
+
+    def __call__(self, verb: str, given: Any = None) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps([verb, given]) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer, "the desk has failed"
+        return json.loads(answer)
+
+
+@dataclass
+class Place:
+    """Where commands run."""
+
+    folder: Path
+    env: dict[str, str]
+    dashboard: str
+    desk: Desk
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [POOLS, *arguments],
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.running.append(process)
+        return process
+
+    def run(self, *arguments: str, code: int = 0) -> tuple[str, str]:
+        out, said = self.start(*arguments).communicate(timeout=LIMIT_S)
+        process = self.running.pop()
+        assert process.returncode == code, f"{process.returncode}\n{out}\n{said}"
+        assert "Traceback" not in said
+        return out, said
+
+    def ray_job(self, *arguments: str) -> str:
+        env = {**self.env, "RAY_ADDRESS": self.dashboard}
+        command = [str(Path(sys.executable).parent / "ray"), "job", *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def job(self, id: str) -> dict[str, Any]:
+        from urllib.request import urlopen
+
+        with urlopen(f"{self.dashboard}/api/jobs/{id}", timeout=LIMIT_S) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def job_ended(self, id: str) -> dict[str, Any]:
+        eventually(lambda: self.job(id)["status"] in ("SUCCEEDED", "FAILED", "STOPPED"), f"{id} does not end")
+        return self.job(id)
+
+
+def eventually(holds: Callable[[], object], what: str) -> None:
+    """For what nobody tells: processes, and Ray's own view of jobs."""
+    ends_at = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < ends_at, what
+        time.sleep(0.05)
+
+
+def holders(path: Path) -> list[int]:
+    """The processes that have the file open."""
+    found = set()
+    for fd in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(fd.stat(), path.stat()):
+                found.add(int(fd.parts[2]))
+    return sorted(found)
+
+
+def line_with(process: subprocess.Popen[str], word: str, stream: str = "stdout") -> str:
+    """Reads up to a line."""
+    lines = getattr(process, stream)
+    for line in lines:
+        if word in line:
+            return str(line)
+    raise AssertionError(f"no line with {word!r}: {process.communicate()}")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "pools.yaml").write_text(CONFIG)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {"POOLS_STATE_DIR": str(folder / "state"), "RAY_POOLS_STORE": f"sqlite://{folder / 'store'}"}
+
+    def pools(*arguments: str) -> str:
+        command = [POOLS, *arguments]
+        done = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    dev = os.environ.get("H2_UP")
+    if dev:
+        env["POOLS_STATE_DIR"] = "/tmp/h2-state"
+    up = (
+        json.loads(Path(dev).read_text())
+        if dev
+        else json.loads(
+            pools("up", "pools.yaml", "--local", "--cluster", str(ROOT / "cluster.yaml"), "--json")
+        )
+    )
+    env |= up["env"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", DESK], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield Place(folder, env, up["dashboard"], Desk(process))
+    finally:
+        process.kill()
+        process.communicate()
+        pools("down", "--force", "--local")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(place: Place) -> Iterator[None]:
+    """Each test ends all that it started, and leaves nothing held."""
+    yield
+    for process in place.running:
+        process.kill()
+        process.communicate()
+    place.running.clear()
+
+
+@pytest.fixture
+def lock(place: Place, tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "lock"
+    path.touch()
+    yield path
+    for pid in holders(path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def nothing_held(place: Place) -> bool:
+    return all(not any(held.values()) for held in place.desk("held").values())
+
+
+# --- pools run
+
+
+INSIDE = """
+import os, sys
+import ray
+import ray_pools as pools
+slot = pools.current_slot()
+assert (slot.id, slot.pool, slot.k) == ("inside", "main", 1)
+assert not slot.preempting.is_set() and slot.grace_left_s() is None
+token = open(os.environ["RAY_POOLS_TOKEN_FILE"])
+assert os.stat(token.fileno()).st_mode & 0o777 == 0o600
+
+@ray.remote(num_gpus=1, num_cpus=0)
+def part():
+    found = pools.current_slot()
+    here = found.id, found.placement_group.id.hex(), ray.get_gpu_ids()
+    try:
+        found.release()
+    except pools.Refused as problem:
+        return *here, problem.code
+
+found = ray.get([part.options(**slot.options()).remote() for _ in range(2)])
+group = os.environ["RAY_POOLS_PLACEMENT_GROUP"]
+gpus = {str(gpu) for each in found for gpu in each[2]}
+assert [each[:2] + each[3:] for each in found] == [("inside", group, "wrong_token")] * 2, found
+assert gpus <= set(os.environ["CUDA_VISIBLE_DEVICES"].split(",")), (found, os.environ["CUDA_VISIBLE_DEVICES"])
+print("inside", os.getcwd(), os.environ["NAME"], sys.stdin.read())
+print("to stderr", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+def test_a_command_in_its_slot(place: Place) -> None:
+    """Its GPUs and its tasks' are the slot's; output, code and folder are as if it had run here."""
+    arguments = ("run", "-r", "guest", "-g", "2", "--id", "inside", "--env", "NAME=value")
+    out, said = place.run(*arguments, "--", sys.executable, "-c", INSIDE, code=7)
+    assert out.splitlines()[-1] == f"inside {place.folder} value "
+    assert "to stderr" in said
+    for line in ("pools: granted in main, attempt 1", "pools: ended with code 7"):
+        assert line in said
+    assert place.desk("get", "inside")["state"] == "released"
+
+
+def test_preempted_it_resumes_from_its_checkpoint(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Told, saved, queued again, gone on with; who called it back had the slot in between."""
+    checkpoint = place.folder / "checkpoint.json"
+    arguments = ("run", "-r", "guest", "-g", "4", "--retries", "1", "--id", "trainer", "--")
+    script = str(ROOT / "examples" / "resume.py")
+    trainer = place.start(*arguments, "python", script, str(checkpoint), "100")
+    line_with(trainer, "from step 0")
+    decided_at = time.time()
+    assert place.desk("hold", {"id": "owner", "requester": "owner", "gpus": 4}) == "main"
+    saved = json.loads(checkpoint.read_text())
+    assert 0 <= saved["step"] < 100
+    assert place.desk("get", "trainer")["state"] == "queued"
+    assert trainer.poll() is None
+    assert place.desk("release", "owner") == "released"
+    out, said = trainer.communicate(timeout=LIMIT_S)
+    assert trainer.returncode == 0, said
+    assert f"from step {saved['step']} " in out
+    assert json.loads(checkpoint.read_text())["step"] == 100
+    steps = [line for line in said.splitlines() if line.startswith("pools: ")]
+    wanted = ("attempt 1", "running", "preempted: SIGTERM now", "queued again, 0 retries left", "attempt 2")
+    where = [next(at for at, line in enumerate(steps) if word in line) for word in wanted]
+    assert where == sorted(where), said
+    with capsys.disabled():
+        print(f"\nthe command was told {saved['told'][0] - decided_at:.3f} s after the submission that wins")
+
+
+def test_one_that_does_not_listen_is_gone_at_the_deadline(place: Place, lock: Path) -> None:
+    arguments = (
+        "run",
+        "-r",
+        "hand",
+        "-g",
+        "4",
+        "--id",
+        "deaf",
+        "--",
+        sys.executable,
+        "-c",
+        STUBBORN,
+        str(lock),
+    )
+    deaf = place.start(*arguments)
+    line_with(deaf, "up")
+    assert len(holders(lock)) == 3
+    assert place.desk("hold", {"id": "boss", "requester": "boss", "gpus": 4}) == "brief"
+    assert holders(lock) == []
+    assert place.desk("release", "boss") == "released"
+    _, said = deaf.communicate(timeout=LIMIT_S)
+    assert deaf.returncode == 1
+    for word in ("preempted: SIGTERM now, SIGKILL in", "time is over: SIGKILL", "ended by SIGKILL"):
+        assert word in said
+    assert "no retries left" in said.splitlines()[-1]
+
+
+def test_ctrl_c_is_passed_on_and_the_slot_given_back(place: Place, lock: Path) -> None:
+    arguments = ("run", "-r", "hand", "-g", "1", "--stop-timeout", "600", "--")
+    stopped = place.start(*arguments, sys.executable, "-c", STUBBORN, str(lock))
+    line_with(stopped, "up")
+    stopped.send_signal(signal.SIGINT)
+    line_with(stopped, "SIGINT: SIGTERM to the command", "stderr")
+    assert len(holders(lock)) == 3
+    stopped.send_signal(signal.SIGINT)
+    assert stopped.wait(LIMIT_S) == 137
+    assert holders(lock) == []
+    assert nothing_held(place)
+
+
+def test_where_a_pool_only_counts_the_command_runs_here(place: Place, lock: Path) -> None:
+    """And ends with `pools run`, whatever ends that."""
+    arguments = ("run", "-r", "office", "--resource", "licence=1", "--id", "here", "--lease", "2", "--")
+    here = place.start(*arguments, sys.executable, "-c", STUBBORN, str(lock))
+    line_with(here, "up")
+    assert place.desk("get", "here")["pool"] == "counted"
+    here.kill()
+    eventually(lambda: not holders(lock), "it outlived `pools run`")
+    assert place.desk("wait_for", ["here", "expired"])["state"] == "expired"
+
+
+@pytest.mark.parametrize("victim", ["pools run", "runner", "guard"])
+def test_a_sigkill_leaves_nothing_of_the_command(place: Place, lock: Path, victim: str) -> None:
+    arguments = (
+        "run",
+        "-r",
+        "hand",
+        "-g",
+        "1",
+        "--lease",
+        "5",
+        "--",
+        sys.executable,
+        "-c",
+        STUBBORN,
+        str(lock),
+    )
+    killed = place.start(*arguments)
+    keeper = int(line_with(killed, "up").split()[1])
+    outer = parent_of(keeper)
+    os.kill({"pools run": killed.pid, "runner": parent_of(outer), "guard": keeper}[victim], signal.SIGKILL)
+    eventually(lambda: not holders(lock), f"it outlived its {victim}")
+    code = killed.wait(LIMIT_S)
+    assert code == (-9 if victim == "pools run" else 137)
+    eventually(lambda: nothing_held(place), "the slot was not given back")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+# --- pools job submit
+
+
+def submit(place: Place, id: str, *arguments: str, requester: str = "guest") -> None:
+    common = ("job", "submit", "--no-wait", "--submission-id", id, "-r", requester)
+    out, _ = place.run(*common, *arguments)
+    assert out == f"{id}\n"
+
+
+def test_a_job_that_finishes(place: Place, tmp_path: Path) -> None:
+    """In its working directory, on its slot's node; the job says whose it is and where it ran."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.py").write_text(
+        "import os, ray, ray_pools\n"
+        "where = ray.remote(num_gpus=1, num_cpus=0)(lambda: __import__('part').NAME)\n"
+        "slot = ray_pools.current_slot()\n"
+        "print(slot.id, ray.get(where.options(**slot.options()).remote()), os.environ['NAME'])\n"
+    )
+    (tmp_path / "work" / "part.py").write_text("NAME = 'from the working directory'\n")
+    arguments = (
+        "job",
+        "submit",
+        "-r",
+        "guest",
+        "-g",
+        "2",
+        "--submission-id",
+        "finishes",
+        "--env",
+        "NAME=value",
+    )
+    out, _ = place.run(
+        *arguments,
+        "--working-dir",
+        str(tmp_path / "work"),
+        "--metadata",
+        "team=x",
+        "--",
+        "python",
+        "train.py",
+    )
+    said = "finishes from the working directory value"
+    assert said in out
+    assert said in place.ray_job("logs", "finishes")
+    assert "'ray_pools.request_id': 'finishes'" in place.ray_job("list")
+    job = place.job("finishes")
+    assert job["status"] == "SUCCEEDED"
+    assert (
+        job["metadata"].items()
+        >= {
+            "ray_pools.request_id": "finishes",
+            "ray_pools.requester": "guest",
+            "ray_pools.pool": "main",
+            "ray_pools.attempt": "1",
+            "team": "x",
+        }.items()
+    )
+    assert place.desk("get", "finishes")["state"] == "released"
+
+
+def test_a_job_that_fails(place: Place) -> None:
+    arguments = ("job", "submit", "--submission-id", "fails", "-r", "guest", "-g", "1", "--")
+    out, _ = place.run(*arguments, "sh", "-c", "echo so far; exit 5", code=5)
+    assert "so far" in out
+    job = place.job("fails")
+    assert (job["status"], job["driver_exit_code"]) == ("FAILED", 5)
+    assert place.desk("get", "fails")["state"] == "released"
+    place.run("job", "submit", "--submission-id", "fails", "-r", "guest", "-g", "1", "true", code=1)
+
+
+def test_a_job_that_is_stopped_while_it_runs_and_while_it_waits(place: Place, lock: Path) -> None:
+    """`ray job stop` ends it in both states, and the slot goes back at once; all that it started goes."""
+    submit(place, "runs", "-g", "4", "--", sys.executable, "-c", STUBBORN, str(lock))
+    eventually(lambda: len(holders(lock)) == 3, "it does not run")
+    submit(place, "waits", "-g", "4", "--", "true")
+    assert place.desk("wait_for", ["runs", "allocated"])["pool"] == "main"
+    eventually(lambda: place.desk("get", "waits") is not None, "it does not wait")
+    assert place.job("waits")["status"] == "RUNNING"
+    place.ray_job("stop", "waits")
+    assert place.job_ended("waits")["status"] == "STOPPED"
+    assert place.desk("wait_for", ["waits", "cancelled"])["state"] == "cancelled"
+    place.ray_job("stop", "runs")
+    assert place.job_ended("runs")["status"] == "STOPPED"
+    eventually(lambda: not holders(lock), "it outlived its job")
+    assert place.desk("wait_for", ["runs", "released"])["state"] == "released"
+
+
+def test_a_job_that_is_preempted_and_retried(place: Place) -> None:
+    """The same job goes on from its checkpoint."""
+    checkpoint = place.folder / "job-checkpoint.json"
+    script = str(ROOT / "examples" / "resume.py")
+    submit(place, "resumes", "-g", "4", "--retries", "1", "--", "python", script, str(checkpoint), "100")
+    eventually(lambda: "from step 0" in place.ray_job("logs", "resumes"), "it does not begin")
+    assert place.desk("hold", {"id": "caller", "requester": "owner", "gpus": 4}) == "main"
+    step = json.loads(checkpoint.read_text())["step"]
+    assert place.desk("release", "caller") == "released"
+    job = place.job_ended("resumes")
+    assert (job["status"], job["metadata"]["ray_pools.attempt"]) == ("SUCCEEDED", "2")
+    assert f"from step {step} " in place.ray_job("logs", "resumes")
+
+
+def test_a_job_whose_driver_is_killed(place: Place, lock: Path) -> None:
+    submit(place, "killed", "-g", "1", "--lease", "5", "--", sys.executable, "-c", STUBBORN, str(lock))
+    eventually(lambda: len(holders(lock)) == 3, "it does not run")
+    os.kill(int(place.job("killed")["driver_info"]["pid"]), signal.SIGKILL)
+    eventually(lambda: not holders(lock), "it outlived its job's driver")
+    assert place.job_ended("killed")["status"] == "FAILED"
+    eventually(lambda: nothing_held(place), "the slot was not given back")
