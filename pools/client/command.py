@@ -99,17 +99,17 @@ class CommandRun:
         """None: a signal came meanwhile."""
         ends_at = None if timeout_s is None else time.monotonic() + timeout_s
         threading.Thread(target=self._wait, name="ray-pools-wait", daemon=True).start()
-        said = ""
+        said: Any = None
         while True:
             left_s = LOOK_S if ends_at is None else min(LOOK_S, ends_at - time.monotonic())
             event = self._next(max(left_s, 0.0) if said else min(0.2, max(left_s, 0.0)))
             if event is None:
                 if ends_at is not None and time.monotonic() >= ends_at:
                     raise WaitTimeout(f"request {self._ticket.id!r} got no slot within {timeout_s:g} s")
-                why = self._why_it_waits()
+                why, words = self._why_it_waits()
                 if why != said:
                     said = why
-                    self._say(why)
+                    self._say(words)
             elif isinstance(event, signal.Signals):
                 self._stopping = event
                 return None
@@ -124,19 +124,14 @@ class CommandRun:
         except PoolsError as problem:
             self._events.put(problem)
 
-    def _why_it_waits(self) -> str:
-        """Each pool's cause; without the place in the queue, which changes too often for a line each time."""
+    def _why_it_waits(self) -> tuple[Any, str]:
+        """In words, and what of it is worth a line when it changes: a place in the queue changes too often."""
         try:
             said = self._ticket.explain()
         except PoolsError as problem:
-            return f"waiting: {problem}"
-        if self._ticket.state == "allocated":
-            return f"granted in {self._ticket.pool}, waiting for its nodes"
-        causes = [
-            f"{pool}: {each.get('cause') or each.get('unreachable') or each.get('state', '')}"
-            for pool, each in sorted(said.items())
-        ]
-        return f"{self._ticket.state} as {self._ticket.id}: {'; '.join(causes)}"
+            return str(problem), f"waiting: {problem}"
+        causes = {pool: each.get("cause") for pool, each in said.items()}
+        return (said.view["state"], causes), str(said)
 
     # --- running
 
