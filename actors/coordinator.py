@@ -12,7 +12,7 @@ from ray_pools.actors.peer import PeerCaller
 from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.actors.shell import Deferred, Later, Shell
 from ray_pools.core import commands, holders, prewarm
-from ray_pools.core.bundles import validate_options
+from ray_pools.core.bundles import selector_for, validate_options
 from ray_pools.core.coordinator import Coordinator, CoordinatorStep
 from ray_pools.core.coordinator_state import FINAL, TAKEN, CoordinatorState, Request
 from ray_pools.core.demand import pool_views
@@ -343,6 +343,7 @@ class CoordinatorShell(Shell):
             "k": request.k,
             "ready": request.told == "placed" and request.phase == TAKEN and not request.asked,
             "placement": request.detail if holds else {},
+            "labels": selector_for(pool.placement) if holds and pool is not None else {},
             "nominated": request.told == "nominated" and shown == "queued",
             "preemptible": request.preemptible,
             "amounts": dict(request.amounts),

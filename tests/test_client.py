@@ -158,7 +158,7 @@ def test_a_block_that_raises_gives_its_slot_back(
 def test_a_wait_that_is_interrupted_cancels_the_request(
     fake: FakePools, client: pools.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ray_pools.client.ticket.Ticket.wait", interrupted)

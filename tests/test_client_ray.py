@@ -22,10 +22,13 @@ CONFIG = """
 pools:
   main: {capacity: {gpu: 4}, grace_s: 600}
   seats: {capacity: {seat: 1}, placement: none}
+  brief: {capacity: {gpu: 2}, grace_s: 1}
 policies:
   - {requester: vision, pool: main, reserved: {gpu: 2}}
   - {requester: speech, pool: main, reserved: {gpu: 2}}
   - {requester: vision, pool: seats}
+  - {requester: low, pool: brief}
+  - {requester: high, pool: brief, priority: 9}
 """
 
 UP = """
@@ -135,6 +138,64 @@ assert client.ping()["epoch"] == before["epoch"] + 1
 assert client.status()["pools"]["main"]["held"].get("gpu", 0) == 0
 """
 
+FUNCTIONS = """
+import asyncio, pathlib, tempfile, time
+from concurrent.futures import ThreadPoolExecutor
+
+def devices(*, slot):
+    here = get_current_placement_group()
+    return slot.pool, len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")), here == slot.placement_group
+
+def bad():
+    raise KeyError("mine")
+
+assert client.run(devices, requester="vision", gpus=2) == ("main", 2, True)
+assert client.run(sum, ray.put([1, 2]), requester="vision", gpus=1) == 3
+seat = client.run(lambda slot: (slot.pool, slot.counts_only), requester="vision", pool_resources={"seat": 1})
+assert seat == ("seats", True)
+assert refused(KeyError, lambda: client.run(bad, requester="vision", gpus=1)) == "'mine'"
+refused(ray.exceptions.WorkerCrashedError, lambda: client.run(os._exit, 1, requester="vision", gpus=1))
+
+@client.function(requester="vision", gpus=1)
+def square(number):
+    return number * number
+
+assert square(3) == asyncio.run(square.run_async(3)) == 9
+assert list(square.map(range(20))) == [n * n for n in range(20)]
+
+def leaves(slot):
+    if slot.k == 1:
+        slot.preempting.wait()
+        slot.check()
+    return slot.k
+
+def stubborn(folder):
+    first = not (folder / "began").exists()
+    (folder / "began").touch()
+    while first:
+        time.sleep(60)
+    return "again"
+
+folder = pathlib.Path(tempfile.mkdtemp())
+with ThreadPoolExecutor() as aside:
+    # told, it leaves within its grace of ten minutes
+    borrower = aside.submit(client.run, leaves, requester="speech", gpus=4, retries=1, id="leaves")
+    while client.get("leaves") is None:
+        pass
+    client.follow("leaves").wait()
+    with client.slot("vision", gpus=2) as slot:
+        assert slot.pool == "main"
+    assert borrower.result() == 2
+    # it does not look, and is gone after its grace of one second
+    borrower = aside.submit(client.run, stubborn, folder, requester="low", gpus=2, retries=1)
+    while not (folder / "began").exists():
+        time.sleep(0.01)
+    with client.slot("high", gpus=2) as slot:
+        assert slot.pool == "brief"
+    assert borrower.result() == "again"
+assert all(view["state"] == "released" for view in client.list(limit=1000) if view["retries"] or view["k"] > 1)
+"""
+
 INTERRUPT = """
 def interrupt():
     while client.get("mine") is None:
@@ -189,7 +250,9 @@ def run(code: str, env: dict[str, str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "code", [WORK, PREEMPTION, INTERRUPT, KILLS], ids=["work", "preemption", "interrupt", "kills"]
+    "code",
+    [WORK, PREEMPTION, FUNCTIONS, INTERRUPT, KILLS],
+    ids=["work", "preemption", "functions", "interrupt", "kills"],
 )
 def test_a_driver(cluster_env: dict[str, str], code: str) -> None:
     said = run(PREAMBLE + code, cluster_env)

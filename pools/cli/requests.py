@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -13,15 +11,13 @@ import click
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import amounts_text, print_json, print_table, progress
 from ray_pools.cli.tokens import token_of
-from ray_pools.errors import BadInput, PoolsError, SlotError, Unreachable, WaitTimeout
+from ray_pools.errors import BadInput, PoolsError, SlotError, WaitTimeout
 
 if TYPE_CHECKING:
     from ray_pools.client import Ticket
 
 FIRST_ANSWER_S = 2.0
 """So long `--no-wait` waits for what the pools make of a request that they can decide at once."""
-
-_LOOK_S = 1.0
 
 
 def _pool_resources(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
@@ -95,6 +91,8 @@ def submit(
             id=request_id,
             token=token_of(namespace, request_id) if request_id is not None else None,
         )
+        if request_id is not None:  # an earlier run of this command may have submitted it, and is who is told
+            client.follow(request_id)
         problem: PoolsError | None = None
         try:
             (_wait if wait else _first_answer)(ticket, timeout)
@@ -122,42 +120,13 @@ def _first_answer(ticket: Ticket, timeout_s: float | None) -> None:
 
 def _wait(ticket: Ticket, timeout_s: float | None) -> None:
     """Until it is usable, with a line on why it is not on a terminal."""
-    live = sys.stderr.isatty()
-    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
     try:
-        while True:
-            left_s = _LOOK_S if ends_at is None else max(0.0, ends_at - time.monotonic())
-            try:
-                ticket.wait(min(left_s, _LOOK_S))
-                return
-            except WaitTimeout:
-                if ends_at is not None and time.monotonic() >= ends_at:
-                    raise WaitTimeout(
-                        f"request {ticket.id!r} is {ticket.state} after {timeout_s:g} s and waits on:"
-                        f" `pools cancel {ticket.id}` ends it"
-                    ) from None
-                ticket.status()  # one that another process submitted is not pushed to this one
-                if live:
-                    click.echo(f"\r\x1b[2K{waiting_text(ticket)[:78]}", err=True, nl=False)
-    finally:
-        if live:
-            click.echo("\r\x1b[2K", err=True, nl=False)
-
-
-def waiting_text(ticket: Ticket) -> str:
-    """`queued: a100: 3 of 7, over_limit`: each pool's place and cause."""
-    try:
-        said = ticket.explain()
-    except Unreachable as problem:
-        return str(problem)
-    if ticket.state == "allocated":
-        return f"allocated in {ticket.pool}, waiting for its nodes"
-    parts = []
-    for pool, each in sorted(said.items()):
-        place = f"{each['position']} of {each['waiting']}" if each.get("position") else ""
-        words = ", ".join(filter(None, [place, each.get("cause"), each.get("unreachable")]))
-        parts.append(f"{pool}: {words or each.get('state', '')}")
-    return f"{ticket.state}: " + "; ".join(parts)
+        ticket.wait(timeout_s, progress=True)
+    except WaitTimeout:
+        raise WaitTimeout(
+            f"request {ticket.id!r} is {ticket.state} after {timeout_s:g} s and waits on:"
+            f" `pools cancel {ticket.id}` ends it"
+        ) from None
 
 
 def state_text(view: dict[str, Any], causes: bool = True) -> str:

@@ -22,11 +22,12 @@ from typing import Any, cast
 
 from typing_extensions import Unpack
 
-from .. import wire
 from ..errors import PoolsError
 from ..limits import BATCH_MAX, check_name
 from ..settings import ResourceSettings
-from .connection import COORDINATOR, Connection
+from .connection import COORDINATOR
+from .function_calls import FunctionCalls
+from .sending import SUBMIT_BATCH, Pairs, Tickets, batches, take_results
 from .slot import Slot, log
 from .submission import (
     DEFAULT_LEASE_S,
@@ -42,14 +43,11 @@ from .views import View
 from .watcher import Renewer, Watcher
 
 DEFAULT_NAMESPACE = "pools"
-SUBMIT_BATCH = 1000
 _GIVE_UP_ON_EXIT_S = 10.0
 _MAKE_SURE_S = 5.0
 # The process that ends waits no longer for this; its leases are the other way.
 _LEAVE_S = 3.0
 
-Tickets = list[Ticket]
-Pairs = Sequence[tuple[Submission, Ticket]]
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -93,7 +91,7 @@ async def connect_async(
     return await asyncio.to_thread(connect, address, namespace, quiet=quiet, give_up_s=give_up_s)
 
 
-class Client(Connection):
+class Client(FunctionCalls):
     """Made by `connect`; safe to use from any thread. As a context manager it closes itself."""
 
     def __init__(self, transport: Transport, give_up_s: float = GIVE_UP_S) -> None:
@@ -175,17 +173,19 @@ class Client(Connection):
         settings: ResourceSettings | None = None,
         *,
         timeout_s: float | None = None,
+        progress: bool = False,
         **arguments: Unpack[RequestArguments],
     ) -> Iterator[Slot]:
         """Waits for capacity, gives it to the block, and gives it back at the end, whatever happens.
 
-        timeout_s bounds the wait (WaitTimeout, and the request is cancelled). retries count until the block
-        begins: it can't begin anew. A block whose slot was preempted ends in SlotPreempted, at `slot.check()` or
-        at its end; whatever else the block raises goes through. Errors as of `submit` and `Ticket.wait`.
+        timeout_s bounds the wait (WaitTimeout, and the request is cancelled). progress: a line on the terminal
+        meanwhile that says why it waits. retries count until the block begins: it can't begin anew. A block whose
+        slot was preempted ends in SlotPreempted, at `slot.check()` or at its end; whatever else the block raises
+        goes through. Errors as of `submit` and `Ticket.wait`.
         """
         ticket = self.submit(requester, settings, **arguments)
         try:
-            slot = ticket.wait(timeout_s)
+            slot = ticket.wait(timeout_s, progress=progress)
         except BaseException:  # Ctrl-C too: nobody waits for it any more
             self._give_up(ticket)
             raise
@@ -221,12 +221,13 @@ class Client(Connection):
         settings: ResourceSettings | None = None,
         *,
         timeout_s: float | None = None,
+        progress: bool = False,
         **arguments: Unpack[RequestArguments],
     ) -> AsyncIterator[Slot]:
         """As `slot`, by `async with`. A caller that is cancelled while it waits leaves no request behind."""
         ticket = await self.submit_async(requester, settings, **arguments)
         try:
-            slot = await ticket.wait_async(timeout_s)
+            slot = await ticket.wait_async(timeout_s, progress=progress)
         except BaseException:  # cancelled, too
             await self._give_up_async(ticket)
             raise
@@ -247,6 +248,15 @@ class Client(Connection):
                 await asyncio.gather(*(self._give_up_async(each) for each in submitting.ended.result()[1]))
             raise
 
+    async def _give_up_coroutine(self, ticket: Ticket) -> None:
+        """Likewise; to be run in the background."""
+        if not ticket.done:
+            try:
+                op = ticket._op("cancel", None)
+                ticket._apply(await self._coordinator_async(op, _GIVE_UP_ON_EXIT_S))
+            except PoolsError as problem:
+                log.warning("request %s was not cancelled, its lease will do it: %s", ticket.id, problem)
+
     async def _give_up_async(self, ticket: Ticket) -> None:
         try:
             await ticket._end_async("cancel", _GIVE_UP_ON_EXIT_S)
@@ -255,6 +265,7 @@ class Client(Connection):
 
     def follow(self, id: str, token: bytes | None = None) -> Ticket:
         """A ticket for a request that another process submitted: it is told what becomes of it, and waits for it.
+        The ticket that there is, for one that this process submitted (too).
 
         Its lease stays the other's to renew, and so does the answer to a preemption. token: the request's secret,
         without which it can't be released, cancelled or confirmed as stopped here.
@@ -269,7 +280,7 @@ class Client(Connection):
             if ticket is None:
                 ticket = self._known[id] = Ticket(self, id, token or b"", 0.0, followed=True)
                 self._live_tickets[id] = ticket
-                self._followed_ids |= {id}
+            self._followed_ids |= {id}
         try:
             ticket.status()
         except BaseException:
@@ -290,9 +301,9 @@ class Client(Connection):
         tickets, fresh = self._enter(given)
         sent: Tickets = []
         try:
-            for pairs in _batches(given, tickets):
+            for pairs in batches(given, tickets):
                 results = self._caller.call(COORDINATOR, self._submit_ops(pairs))
-                _take_results(pairs, results, sent)
+                take_results(pairs, results, sent)
         except PoolsError:
             self._undo_submit(fresh, sent)
             raise
@@ -306,9 +317,9 @@ class Client(Connection):
         tickets, fresh = self._enter(given)
         sent: Tickets = []
         try:
-            for pairs in _batches(given, tickets):
+            for pairs in batches(given, tickets):
                 results = await self._background.call(self._caller, COORDINATOR, self._submit_ops(pairs))
-                _take_results(pairs, results, sent)
+                take_results(pairs, results, sent)
         except PoolsError:
             await self._background.in_thread(self._undo_submit, fresh, sent)
             raise
@@ -457,22 +468,6 @@ class Client(Connection):
             lost = [self._live_tickets[id] for id in ids if id in self._live_tickets]
         for ticket in lost:
             ticket._lose()
-
-
-def _batches(given: Sequence[Submission], tickets: Tickets) -> Iterator[Pairs]:
-    pairs = list(zip(given, tickets, strict=True))
-    for start in range(0, len(pairs), SUBMIT_BATCH):
-        yield pairs[start : start + SUBMIT_BATCH]
-
-
-def _take_results(pairs: Pairs, results: Sequence[wire.Wire], sent: Tickets) -> None:
-    """What became of one batch: `sent` are those that were accepted. Raises the first refusal."""
-    for (_, ticket), result in zip(pairs, results, strict=True):
-        if "ok" in result:
-            sent.append(ticket)
-            ticket._apply(result["ok"])
-    for result in results:
-        wire.value_of(result)
 
 
 def _user_name() -> str:

@@ -39,6 +39,7 @@ class Slot:
         self.k: int = view["k"]
         self.resources: dict[str, int] = dict(view["amounts"])
         self._placement: dict[str, Any] = dict(view.get("placement") or {})
+        self._labels: dict[str, str] = dict(view.get("labels") or {})
         self.preempting = threading.Event()
         self._lock = threading.Lock()
         # "released" or "stopped", once its holder gave it back; _gone: the grant is no more
@@ -67,6 +68,13 @@ class Slot:
     def bundles(self) -> list[dict[str, float]]:
         """The placement group's bundles, in Ray's resources; empty when the pool only counts."""
         return [dict(bundle) for bundle in self._placement.get("bundles") or ()]
+
+    @property
+    def label_selector(self) -> dict[str, str]:
+        """The pool's labels, as Ray's label selector: for work beside a grant that only counts, such as Ray Train's,
+        which makes a placement group of its own. Empty for a pool without labels.
+        """
+        return dict(self._labels)
 
     @property
     def placement_group(self) -> Any:
@@ -102,6 +110,20 @@ class Slot:
     def options(self, **more: Any) -> dict[str, Any]:
         """Options for a task or an actor inside the slot: `f.options(**slot.options(num_gpus=1)).remote()`."""
         return {"scheduling_strategy": self.scheduling_strategy, **more}
+
+    def as_handed(self) -> View:
+        """What another process must know to follow this slot: plain values."""
+        return {
+            "id": self.id,
+            "requester": self.requester,
+            "state": "allocated",
+            "pool": self.pool,
+            "k": self.k,
+            "amounts": dict(self.resources),
+            "placement": dict(self._placement),
+            "labels": dict(self._labels),
+            "changed_seq": -1,
+        }
 
     def _strategy(self, bundle_index: int) -> Any:
         group = self.placement_group

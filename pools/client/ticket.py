@@ -13,6 +13,7 @@ from ..errors import BadInput, Refused, SlotLost, SlotOver, WaitTimeout
 from ..limits import check_seconds
 from .background import Bell
 from .explanation import Explanation
+from .live_status import LiveStatus
 from .slot import Slot
 from .views import FINAL_STATES, STATES, View, error_of, is_final
 
@@ -99,10 +100,11 @@ class Ticket:
 
     # --- waiting
 
-    def wait(self, timeout_s: float | None = None) -> Slot:
+    def wait(self, timeout_s: float | None = None, *, progress: bool = False) -> Slot:
         """Returns when the slot is usable: granted, and its placement group ready.
 
-        After a preemption with retries left, wait again: the next attempt gives another slot.
+        After a preemption with retries left, wait again: the next attempt gives another slot. progress: with a
+        line on stderr meanwhile that says why it waits, if that is a terminal.
 
         Raises:
             SlotRejected, SlotCancelled, SlotPreempted, LeaseExpired, SlotOver: the request came to its end.
@@ -110,6 +112,10 @@ class Ticket:
             WaitTimeout: not within `timeout_s`; the request waits on.
             Unreachable: the coordinator can't be reached.
         """
+        with LiveStatus(self, progress):
+            return self._wait(timeout_s)
+
+    def _wait(self, timeout_s: float | None) -> Slot:
         while True:
             view = self._wait_until(self._decided, timeout_s, "a slot that is usable")
             if self._called_back_unseen(view):  # nobody works in it: the capacity need not wait for its grace
@@ -118,8 +124,12 @@ class Ticket:
             elif (slot := self._slot_of(view)) is not None:
                 return slot
 
-    async def wait_async(self, timeout_s: float | None = None) -> Slot:
+    async def wait_async(self, timeout_s: float | None = None, *, progress: bool = False) -> Slot:
         """As `wait`; no thread waits. Cancelled, it leaves the request as it is, as `wait` does when interrupted."""
+        with LiveStatus(self, progress):
+            return await self._wait_async(timeout_s)
+
+    async def _wait_async(self, timeout_s: float | None) -> Slot:
         while True:
             view = await self._wait_until_async(self._decided, timeout_s, "a slot that is usable")
             if self._called_back_unseen(view):

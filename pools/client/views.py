@@ -15,8 +15,8 @@ class View(TypedDict, total=False):
 
     state: docs/rules.md section 8. pool: which holds it or held it last, else "". k: the attempt, counted from 1.
     ready: allocated and its placement group stands, so that its holder may use it. placement: the group of a
-    grant, empty when the pool only counts. causes: why each pool rejected it. changed_seq: where in the
-    coordinator's log it last changed; a view with a lower number is older.
+    grant, empty when the pool only counts. labels: of the nodes that the pool places on. causes: why each pool
+    rejected it. changed_seq: where in the coordinator's log it last changed; a view with a lower number is older.
     """
 
     id: str
@@ -27,6 +27,7 @@ class View(TypedDict, total=False):
     k: int
     ready: bool
     placement: dict[str, Any]
+    labels: dict[str, str]
     nominated: bool
     preemptible: bool
     amounts: dict[str, int]
