@@ -45,7 +45,7 @@ class LivePools:
                 store=wanted.store,
                 options=options,
             )
-        self.client = pools.connect(self.cluster.address, quiet=True)
+        self.client = pools.connect(self.cluster.address, wanted.namespace, quiet=True)
 
     def events(self, log: str) -> list[tuple[float, Any]]:
         """The core's time and the event of each row of a log."""
