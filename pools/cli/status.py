@@ -41,6 +41,8 @@ def status(address: str | None, namespace: str, as_json: bool) -> None:
     for name, why in silent.items():
         click.echo(f"pool {name!r} does not answer: {why}")
     click.echo(prewarm_text(coordinator.get("prewarm")))
+    if trouble := (coordinator.get("holders") or {}).get("trouble"):  # older coordinators have none
+        click.echo(f"dead holders: found by their leases alone: {trouble}")
 
 
 def pool_rows(name: str, said: dict[str, Any]) -> list[tuple[Any, ...]]:
