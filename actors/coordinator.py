@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
+import time
 from typing import Any
 
 from ray_pools import wire
+from ray_pools.actors.clock import ManualClock
 from ray_pools.actors.holders import Holder, HolderWatch
 from ray_pools.actors.peer import PeerCaller
 from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.actors.shell import Deferred, Later, Shell
-from ray_pools.core import commands, holders, prewarm
+from ray_pools.core import access, commands, holders, prewarm
 from ray_pools.core.bundles import selector_for, validate_options
 from ray_pools.core.coordinator import Coordinator, CoordinatorStep
-from ray_pools.core.coordinator_state import FINAL, TAKEN, CoordinatorState, Request
+from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.demand import pool_views
+from ray_pools.core.intake import check_room, check_token
 from ray_pools.core.link import SHORTER_LOG, Message, ShorterLog
+from ray_pools.core.requests import FINAL, TAKEN, Request
 from ray_pools.errors import PoolsError, Refused
 from ray_pools.limits import check_name
 
@@ -25,6 +30,7 @@ _FORGET_EVERY_S = 60.0
 # A pool that an open attempt waits for is asked again this often: one that is gone must not be waited for.
 _ASK_EVERY_S = 2.0
 _LIST_MAX = 10_000
+_DETAIL_MAX_CHARS = 500
 _PROMISES = frozenset(("submit", "release", "cancel", "stopped", "change"))
 
 
@@ -145,6 +151,8 @@ class CoordinatorShell(Shell):
     def operations(self) -> dict[str, Any]:
         return {
             "submit": self._op_submit,
+            "room": self._op_room,
+            "operate": self._op_operate,
             "release": self._op_release,
             "cancel": self._op_cancel,
             "stopped": self._op_stopped,
@@ -173,6 +181,7 @@ class CoordinatorShell(Shell):
     def _op_submit(self, op: dict[str, Any]) -> dict[str, Any]:
         sent = commands.submission(op)
         validate_options(sent.amounts, sent.options)
+        access.check_requester(self.state.requester_keys, sent.requester, op.get("key"))
         holder = holders.check_holder(op.get("holder"))
         request = self.core.submit(
             sent.id,
@@ -184,39 +193,61 @@ class CoordinatorShell(Shell):
             options=sent.options,
             token=sent.token,
             client=sent.client,
+            age_s=self._age_s(sent.made_at),
         )
         if request.phase != FINAL:
             holders.seen(self.core, sent.client, holder)
         return self.view(request)
 
-    def _found(self, op: dict[str, Any]) -> Request:
-        """The request of an operation: its holder's by token, or any by an operator who says a name."""
-        operator = op.get("operator")
-        return self.core.find(str(op["id"]), None if operator else commands.token_hash(op.get("token")))
+    def _age_s(self, made_at: float | None) -> float | None:
+        """By the wall clocks of both, not the core's time, which may be ahead; None where time is a scenario's."""
+        return None if made_at is None or isinstance(self.clock, ManualClock) else time.time() - made_at
+
+    def _op_room(self, op: dict[str, Any]) -> dict[str, Any]:
+        """So many are about to come in several calls: better refused before the first than after the last."""
+        known = self.state.requests
+        coming = commands.coming(op)
+        check_room(self.state, {name: sum(id not in known for id in ids) for name, ids in coming.items()})
+        return {}
+
+    def _found(self, op: dict[str, Any]) -> tuple[Request, str]:
+        """The request of an operation, its holder's by token, or any by an operator; and the operator's name."""
+        if op.get("operator"):
+            by = access.check_operator(self.state.operator_key, op)
+            return self.core.find(str(op["id"])), by
+        return self.core.find(str(op["id"]), commands.token_hash(op.get("token"))), ""
 
     def _op_release(self, op: dict[str, Any]) -> Any:
-        request = self._found(op)
-        return Later(lambda: self.view(request)) if self.core.release(request) else Deferred(request.id)
+        request, by = self._found(op)
+        return Later(lambda: self.view(request)) if self.core.release(request, by) else Deferred(request.id)
 
     def _op_cancel(self, op: dict[str, Any]) -> Any:
-        request = self._found(op)
-        return Later(lambda: self.view(request)) if self.core.cancel(request) else Deferred(request.id)
+        request, by = self._found(op)
+        return Later(lambda: self.view(request)) if self.core.cancel(request, by) else Deferred(request.id)
 
     def _op_stopped(self, op: dict[str, Any]) -> Later:
-        request = self._found(op)
+        request, by = self._found(op)
         if op.get("k") in (None, request.k):  # a late repetition must not stop the next attempt
-            self.core.stopped(request)
+            self.core.stopped(request, by)
         return Later(lambda: self.view(request))
+
+    def _op_operate(self, op: dict[str, Any]) -> dict[str, Any]:
+        """What an operator does past the coordinator, such as ending its process: may they, and who was it?"""
+        what = check_name("what", op.get("what"))
+        by = access.check_operator(self.state.operator_key, op)
+        self.core.commanded(what, by, "", str(op.get("detail") or "")[:_DETAIL_MAX_CHARS])
+        return {}
 
     def _op_renew(self, op: dict[str, Any]) -> dict[str, Any]:
         renewed, finals, unknown, refused = 0, [], [], []
         client, holder = op.get("client", ""), holders.check_holder(op.get("holder"))
-        for id, token in op["items"]:
+        for id, token in commands.renewals(op):
             request = self.state.requests.get(id)
             if request is None:
                 unknown.append(id)
-            elif request.token != commands.token_hash(token):
+            elif not hmac.compare_digest(request.token, token):
                 refused.append(id)
+                self.core.denied(id, "renew", commands.caller(op), access.WRONG_TOKEN)
             elif request.phase == FINAL:
                 finals.append(id)
             else:
@@ -229,10 +260,10 @@ class CoordinatorShell(Shell):
     def _op_leave(self, op: dict[str, Any]) -> dict[str, Any]:
         """A client's process is about to end: what has a lease ends with it."""
         live: dict[str, list[Request]] = {}
-        for id, token in op["items"]:
+        for id, token in commands.renewals(op):
             request = self.state.requests.get(id)
             if request is not None and request.phase != FINAL and request.lease_s > 0:
-                self.core.check_token(request, commands.token_hash(token))
+                check_token(request, token)
                 live.setdefault(request.client, []).append(request)
         for client, requests in live.items():
             holders.end(self.core, client, sorted(requests, key=lambda r: r.age), holders.EXITED)
@@ -243,7 +274,7 @@ class CoordinatorShell(Shell):
             holders.gone(self.core, client, holder, why)
 
     def _op_get(self, op: dict[str, Any]) -> list[dict[str, Any] | None]:
-        found = (self.state.requests.get(id) for id in op["ids"])
+        found = (self.state.requests.get(id) for id in commands.ids(op))
         return [self.view(request) if request is not None else None for request in found]
 
     def _op_list(self, op: dict[str, Any]) -> dict[str, Any]:
@@ -270,11 +301,18 @@ class CoordinatorShell(Shell):
             "pools": [self.state.pools[n].to_wire() for n in sorted(self.state.pools)],
             "uids": dict(self.state.uids),
             "policies": [p.to_wire() for n in sorted(self.state.pools) for p in self.state.policies_of(n)],
+            "requesters": {
+                name: {"key_sha256": hashed} for name, hashed in sorted(self.state.requester_keys.items())
+            },
+            "operators": {"key_sha256": self.state.operator_key} if self.state.operator_key else {},
+            "limits": {name: self.state.limit(name) for name in access.LIMITS},
         }
 
     def _op_change(self, op: dict[str, Any]) -> dict[str, Any]:
+        by = access.check_operator(self.state.operator_key, op)
         changes = commands.changes(op["changes"])
-        return {"version": self.core.change(changes, check_name("id", op["id"]) if op.get("id") else "")}
+        id = check_name("id", op["id"]) if op.get("id") else ""
+        return {"version": self.core.change(changes, id, by)}
 
     def _op_status(self, op: dict[str, Any]) -> dict[str, Any]:
         counts: dict[str, int] = {}
@@ -316,10 +354,14 @@ class CoordinatorShell(Shell):
             for peer in self._peers.values():
                 if peer.refused == SHORTER_LOG:
                     return Refused(SHORTER_LOG, peer.trouble)
-        return super()._carry_out(op)
+        result = super()._carry_out(op)
+        if isinstance(result, Refused) and result.code in access.DENIALS:  # durable before it is answered
+            self.core.denied(commands.about(op), op["op"], commands.caller(op), result.code)
+        return result
 
     def _op_drain(self, op: dict[str, Any]) -> dict[str, Any]:
         """The pools are taken down: whatever was asked of the autoscaler is taken back."""
+        self.core.commanded("down", access.check_operator(self.state.operator_key, op))
         if self._prewarmer is not None:
             self._prewarmer.clear()
             self._prewarmer.close()
@@ -359,6 +401,7 @@ class CoordinatorShell(Shell):
             "changed_seq": request.changed_seq,
             "lease_s": request.lease_s,
             "asked": request.asked,
+            "by": request.by,
         }
 
     def _changes(self, asked: wire.Wait) -> list[dict[str, Any]]:

@@ -23,13 +23,16 @@ from ray_pools.actors.coordinator import CoordinatorActor
 from ray_pools.actors.placement import group_prefix
 from ray_pools.actors.pool import PoolActor
 from ray_pools.actors.ray_groups import RayGroups
+from ray_pools.core.access import LIMITS
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.errors import PoolsError, Refused, Unreachable
+from ray_pools.keys import operator_fields
 
 _PREFIX = "ray-pools:"
 # An async actor that holds as many calls as it has concurrency answers no more: far above all long polls.
 _MAX_CONCURRENCY = 100_000
 _START_TIMEOUT_S = 60.0
+LIMITS_BY_DEFAULT = {name: default for name, (default, _) in LIMITS.items()}
 
 Progress = Callable[[str], None]
 
@@ -86,22 +89,24 @@ def up(
     namespace: str,
     store: str,
     options: Mapping[str, Any],
+    access: Mapping[str, Any] | None = None,
     progress: Progress = lambda text: None,
 ) -> dict[str, Any]:
     """Make what is missing of coordinator and pools, and bring them to this configuration, all of it or nothing.
 
-    Call inside `empty_directory`, connected to the cluster. Safe to repeat.
+    Call inside `empty_directory`, connected to the cluster. Safe to repeat. access: keys and limits, as of
+    `Config.access`; None leaves them as they are.
 
     Raises:
         BadInput: the configuration breaks a rule; nothing has changed.
-        Refused: a pool that runs is not in the configuration.
+        Refused: a pool that runs is not in the configuration; operators have a key, and it is not in the environment.
     """
     coordinator = _pinned(CoordinatorActor, wire.coordinator_actor_name(), namespace).remote(
         store, namespace, dict(options)
     )
     before = ask(coordinator, {"op": "config"})
     progress(f"coordinator is up in namespace {namespace!r}")
-    changes = difference(before, pools, policies)
+    changes = [*difference(before, pools, policies), *access_difference(before, access)]
     handles = {
         name: _pinned(PoolActor, wire.pool_actor_name(name), namespace).remote(
             store, namespace, name, dict(options)
@@ -112,7 +117,7 @@ def up(
         ask(handle, {"op": "ping"})
         progress(f"pool {name!r} is up: {_amounts(pools[name].capacity)}")
     if changes:
-        ask(coordinator, {"op": "change", "changes": changes})
+        ask(coordinator, {"op": "change", "changes": changes, **operator_fields()})
     return {
         "changes": len(changes),
         "pools": sorted(pools),
@@ -145,6 +150,23 @@ def difference(
             changes.append(["policy", policy.to_wire()])
     # those that go come first: their reserved amounts may be needed by those that come
     return [*(["unpolicy", requester, pool] for requester, pool in sorted(attached)), *changes]
+
+
+def access_difference(before: Mapping[str, Any], access: Mapping[str, Any] | None) -> list[list[Any]]:
+    """The changes of keys and limits that lead from the running configuration to the given one."""
+    if access is None:
+        return []
+    changes: list[list[Any]] = []
+    running = before.get("requesters", {})  # an older coordinator knows of none
+    changes += [["unrequester", name] for name in sorted(set(running) - set(access["requesters"]))]
+    changes += [
+        ["requester", name, key] for name, key in access["requesters"].items() if running.get(name) != key
+    ]
+    if before.get("limits", LIMITS_BY_DEFAULT) != access["limits"]:
+        changes.append(["limits", access["limits"]])
+    if before.get("operators", {}) != access["operators"]:
+        changes.append(["operators", access["operators"]])
+    return changes
 
 
 def running_actors(namespace: str) -> list[str]:
@@ -184,7 +206,7 @@ def down(namespace: str, *, force: bool = False, progress: Progress = lambda tex
     coordinator = handles.get(wire.coordinator_actor_name())
     if coordinator is not None:
         try:
-            ask(coordinator, {"op": "drain"}, 20.0)
+            ask(coordinator, {"op": "drain", **operator_fields()}, 20.0)
         except PoolsError:
             if not force:
                 raise

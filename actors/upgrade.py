@@ -9,6 +9,7 @@ meets an event that it does not know), nothing has happened.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,8 @@ from ray_pools import __version__, wire
 from ray_pools.actors.coordinator import CoordinatorActor
 from ray_pools.actors.deploy import _PREFIX, Progress, _pinned, ask, running_actors
 from ray_pools.actors.pool import PoolActor
-from ray_pools.errors import PoolsError, Unreachable
+from ray_pools.errors import BadInput, PoolsError, Unreachable
+from ray_pools.keys import operator_fields
 
 _GONE_TIMEOUT_S = 30.0
 _READ_TIMEOUT_S = 600.0
@@ -60,6 +62,7 @@ def upgrade(namespace: str, progress: Progress = lambda text: None) -> list[dict
         )
     progress(f"this code (version {__version__}) reads the logs at {store}")
     _can_read(store, [*before])  # an actor and its log have the same name
+    _allowed(namespace)
     changed = []
     for name, was in before.items():
         changed.append(_replace(namespace, name, was, store, config["options"]))
@@ -67,6 +70,13 @@ def upgrade(namespace: str, progress: Progress = lambda text: None) -> list[dict
             f"{name}: version {was['version']} -> {changed[-1]['version']}, {changed[-1]['away_s']:.1f} s away"
         )
     return changed
+
+
+def _allowed(namespace: str) -> None:
+    """May this operator do so? The coordinator logs who it was; an older one has no such operation, and no keys."""
+    op = {"op": "operate", "what": "upgrade", "detail": f"to version {__version__}", **operator_fields()}
+    with contextlib.suppress(BadInput):
+        ask(ray.get_actor(_COORDINATOR, namespace=namespace), op)
 
 
 def _can_read(store: str, logs: list[str]) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
+from .core.access import check_access
 from .core.config_rules import (
     DEFAULT_RESOURCES,
     POOL_SECONDS,
@@ -24,7 +25,7 @@ from .core.config_rules import (
     path_text,
 )
 from .errors import MISSING, BadInput
-from .limits import check_name, check_seconds
+from .limits import LIVE_REQUESTS, WAITING_PER_REQUESTER, check_name, check_seconds
 from .settings import unknown_key
 from .yaml_lines import YamlFile, read_yaml
 
@@ -129,6 +130,25 @@ class LeaseModel(_Model):
     renew_s: Seconds = 10.0
 
 
+class KeyModel(_Model):
+    """key_sha256: of the key that is needed, as `pools key new` prints it. The key itself is in no configuration."""
+
+    key_sha256: StrictStr
+
+
+class OperatorsModel(_Model):
+    """key_sha256: of the key that operators' commands need; none: they need none."""
+
+    key_sha256: StrictStr | None = None
+
+
+class LimitsModel(_Model):
+    """waiting_per_requester: how many requests of one requester may wait. live_requests: how many may wait or hold."""
+
+    waiting_per_requester: StrictInt = WAITING_PER_REQUESTER
+    live_requests: StrictInt = LIVE_REQUESTS
+
+
 class Config(_Model):
     """Everything `pools up` needs. `store` is a full address once loaded: sqlite:///directory, redis://..."""
 
@@ -138,6 +158,17 @@ class Config(_Model):
     policies: list[PolicyModel] = []
     prewarm: PrewarmModel = Field(default_factory=PrewarmModel)
     lease: LeaseModel = Field(default_factory=LeaseModel)
+    requesters: dict[StrictStr, KeyModel] = {}
+    operators: OperatorsModel = Field(default_factory=OperatorsModel)
+    limits: LimitsModel = Field(default_factory=LimitsModel)
+
+    def access(self) -> dict[str, dict[str, Any]]:
+        """Keys and limits as the coordinator takes them: `requesters`, `operators`, `limits`."""
+        return {
+            "requesters": {name: key.model_dump() for name, key in self.requesters.items()},
+            "operators": self.operators.model_dump(exclude_none=True),
+            "limits": self.limits.model_dump(),
+        }
 
     def core_pools(self) -> dict[str, PoolConfig]:
         """Name to pool, in the file's order."""
@@ -280,6 +311,9 @@ def _model_at(path: tuple[str | int, ...]) -> type[_Model]:
         "policies": PolicyModel,
         "prewarm": PrewarmModel,
         "lease": LeaseModel,
+        "requesters": KeyModel,
+        "operators": OperatorsModel,
+        "limits": LimitsModel,
     }
     return by_name.get(path[0], Config) if path else Config
 
@@ -296,7 +330,10 @@ def _check_values(config: Config, file: YamlFile) -> None:
         raise BadInput(
             "prewarm.period_s", config.prewarm.period_s, "more than 0", file.where(("prewarm", "period_s"))
         )
-    for problem in check_config(config.core_pools(), config.core_policies()):
+    for problem in [
+        *check_access(**config.access()),
+        *check_config(config.core_pools(), config.core_policies()),
+    ]:
         raise problem.error(_where(file, problem.path))
 
 

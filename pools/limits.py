@@ -26,7 +26,46 @@ RETRIES_MAX = 1_000_000
 """Retries of one request."""
 
 BATCH_MAX = 10_000
-"""Requests in one call."""
+"""Operations in one call to an actor."""
+
+SUBMIT_MANY_MAX = 100_000
+"""Requests in one `submit_many`, which sends them a thousand in a call."""
+
+WAITING_PER_REQUESTER = 10_000
+"""Requests of one requester that wait at a time, unless `limits.waiting_per_requester` says else."""
+
+LIVE_REQUESTS = 200_000
+"""Requests of all that wait or hold at a time, unless `limits.live_requests` says else."""
+
+LIVE_REQUESTS_MAX = 10_000_000
+"""The most that either of the two can be set to."""
+
+OPTIONS_MAX_CHARS = 100_000
+"""One request's options (bundles, strategy, placement), written out."""
+
+BUNDLES_MAX = 1_000
+"""Bundles of one request. Ray places a group in one step: thousands of bundles would hold up everyone else's."""
+
+TOKEN_MAX_BYTES = 1_024
+"""One request's token."""
+
+TOKEN_MIN_BYTES = 8
+"""A token that the client is given; those that it makes have 16."""
+
+KEY_MIN_CHARS = 22
+"""A key of a requester or of operators: 128 bits, written in letters and digits. `pools key new` makes 256."""
+
+KEY_MAX_CHARS = 1_024
+"""Likewise."""
+
+REQUESTERS_MAX = 10_000
+"""Requesters with a key."""
+
+CHANGES_MAX = 200_000
+"""Changes in one command that changes pools, policies, keys and limits."""
+
+CLOCK_SKEW_MAX_S = 86_400
+"""How far a client's clock may be ahead of the coordinator's: its submissions are refused beyond."""
 
 POOLS_MAX = 1_000
 """Pools of one coordinator: each is an actor."""

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import msgpack
 
 from .core import records as ev
-from .core.coordinator_state import FINAL, CoordinatorState
+from .core.coordinator_state import CoordinatorState
 from .core.pool_state import PoolState
 from .core.queue import HOLDING
+from .core.requests import FINAL
 from .errors import PoolsError
 from .store import Reader
 
@@ -362,7 +363,9 @@ class CoordinatorStory(Story):
         if self._in_peers:
             self._turn_over()
         id = getattr(event, "id", "")
-        if id and not isinstance(event, ev.Submitted):
+        if id and not isinstance(
+            event, (ev.Submitted, ev.Denied)
+        ):  # a submission that was refused is no request
             if id not in self._k:
                 self.wrong(seq, id, 6, f"{type(event).__name__} of a request that was never submitted")
                 raise LogEnds

@@ -18,10 +18,11 @@ from typing import IO, Any, NamedTuple
 import msgpack
 
 from .core import records as ev
-from .core.coordinator_state import FINAL, CoordinatorState, Request
+from .core.coordinator_state import CoordinatorState
 from .core.pool import Pool
 from .core.pool_state import PoolState
 from .core.queue import HOLDING, Attempt
+from .core.requests import FINAL, Request
 from .core.status import pool_status
 from .errors import BadInput, PoolsError
 from .log_story import COORDINATOR, pool_log

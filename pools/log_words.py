@@ -20,6 +20,11 @@ _ASKED = {
     "yield": "its pool admits it no more, and is asked to give it back",
     "stopped": "its holder has stopped: the pool is told",
 }
+_DENIED = {
+    "wrong_token": "the token is not the request's",
+    "wrong_key": "the key is not the requester's",
+    "not_operator": "the key is not that of operators",
+}
 _TOLD = {
     "nominated": "is nominated: others are being stopped for it",
     "granted": "is granted",
@@ -99,9 +104,35 @@ def _changed(event: ev.Changed) -> str:
             said.append(f"{rest[0]['requester']} has a policy on {rest[0]['pool']}")
         elif kind == "unpool":
             said.append(f"pool {rest[0]} is gone")
-        else:
+        elif kind == "unpolicy":
             said.append(f"{rest[0]} has no policy on {rest[1]} any more")
-    return f"configuration {event.version}: " + "; ".join(said)
+        else:
+            said.append(_access(kind, rest))
+    by = f", by operator {event.by}" if event.by else ""
+    return f"configuration {event.version}{by}: " + "; ".join(said)
+
+
+def _access(kind: str, rest: list[Any]) -> str:
+    if kind == "requester":
+        return f"who submits for {rest[0]} needs a key (SHA-256 {rest[1]['key_sha256'][:12]}...)"
+    if kind == "unrequester":
+        return f"who submits for {rest[0]} needs no key any more"
+    if kind == "operators":
+        hashed = rest[0].get("key_sha256")
+        return f"operators need a key (SHA-256 {hashed[:12]}...)" if hashed else "operators need no key"
+    limits = ", ".join(f"{name} {number}" for name, number in rest[0].items())
+    return f"limits: {limits or 'as by default'}"
+
+
+def _commanded(event: ev.Commanded) -> str:
+    detail = f" ({event.detail})" if event.detail else ""
+    return f"operator {event.by} says: {event.what}{detail}"
+
+
+def _denied(event: ev.Denied) -> str:
+    by = f" to who says to be {event.by}" if event.by else ""
+    times = f" {event.times} times" if event.times != 1 else ""
+    return f"{event.what} was refused{by}{times}: {_DENIED.get(event.why, event.why)}"
 
 
 def _submitted(event: ev.Submitted) -> str:
@@ -170,4 +201,6 @@ _WORDS: dict[type[Any], Callable[[Any], str]] = {
         f"it is held by client {event.client[:12]} from now on, which submitted it again"
     ),
     ev.Peer: _peer,
+    ev.Commanded: _commanded,
+    ev.Denied: _denied,
 }

@@ -38,8 +38,8 @@ import explorer_mutants
 from explorer_cores import UNIT, Config, Part, Violation
 from explorer_world import Step, World
 
-from ray_pools.core.coordinator_state import FINAL, TAKEN
 from ray_pools.core.queue import HOLDING, QUEUED
+from ray_pools.core.requests import FINAL, TAKEN
 
 LIMIT = 3_000_000
 

@@ -15,10 +15,11 @@ from property_worlds import kept, summed, unlike
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.coordinator import Coordinator
-from ray_pools.core.coordinator_state import FINAL, CoordinatorState
+from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.link import Link, Message
 from ray_pools.core.pool import Pool
 from ray_pools.core.pool_state import PoolState
+from ray_pools.core.requests import FINAL
 from ray_pools.errors import PoolsError
 
 ENV = ("crash", "split", "full", "cancel", "attach", "delete", "expel", "shrink", "silent", "unplaced")

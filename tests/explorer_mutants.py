@@ -20,11 +20,12 @@ from ray_pools.core import coordinator as coordinator_module
 from ray_pools.core import pool_state
 from ray_pools.core import records as ev
 from ray_pools.core.coordinator import Coordinator
-from ray_pools.core.coordinator_state import OPEN, TAKEN, CoordinatorState, Request
+from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.link import Link, Message
 from ray_pools.core.pool import Pool
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDED, GRANTED, NOMINATED, PREEMPTING, QUEUED, Attempt
+from ray_pools.core.requests import OPEN, TAKEN, Request
 
 # (class, method, what takes its place)
 Patch = tuple[Any, str, Callable[..., Any]]

@@ -13,10 +13,10 @@ import explorer_mutants
 import msgpack
 from explorer_cores import UNIT, Command, Config, Copy, Cores, Outcome, Part, Violation
 
-from ray_pools.core.coordinator_state import FINAL
 from ray_pools.core.link import Message
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDING, HOLDING
+from ray_pools.core.requests import FINAL
 
 
 class Step(NamedTuple):

@@ -186,6 +186,9 @@ class FakePools:
         self.set(id)
         return dict(self.views[id])
 
+    def _op_room(self, op: dict[str, Any]) -> Any:
+        return {}
+
     def _op_stopped(self, op: dict[str, Any]) -> Any:
         view = self._own(op)
         if view["state"] == "preempting":

@@ -9,9 +9,10 @@ from fault_processes import COORDINATOR, Call, Process, Violation
 from property_worlds import kept, summed, unlike
 
 from ray_pools.core import walk
-from ray_pools.core.coordinator_state import FINAL, OPEN, TAKEN, CoordinatorState
+from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import GRANTED, HOLDING, NOMINATED, PREEMPTING
+from ray_pools.core.requests import FINAL, OPEN, TAKEN
 
 if TYPE_CHECKING:
     from fault_world import World

@@ -30,11 +30,12 @@ import msgpack
 from ray_pools.actors import clock as clock_module
 from ray_pools.core import records as ev
 from ray_pools.core.coordinator import Coordinator
-from ray_pools.core.coordinator_state import FINAL, TAKEN, CoordinatorState, Request
+from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.link import Message
 from ray_pools.core.pool import Place, Pool, Unplace
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDING, HOLDING
+from ray_pools.core.requests import FINAL, TAKEN, Request
 from ray_pools.errors import PoolsError
 
 if TYPE_CHECKING:

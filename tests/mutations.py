@@ -212,7 +212,7 @@ MUTANTS = [
     ),
     Mutant(
         "retry: the age is not kept",
-        "core/coordinator_state.py",
+        "core/requests.py",
         "        request.age,\n        request.submitted_at,",
         "        request.age + 1000 * (request.k - 1),\n        request.submitted_at,",
     ),
@@ -260,9 +260,9 @@ MUTANTS = [
     ),
     Mutant(
         "id: other content is taken as a repetition",
-        "core/coordinator.py",
-        "            if content != (",
-        "            if False and content != (",
+        "core/intake.py",
+        "    if content != (",
+        "    if False and content != (",
     ),
 ]
 

@@ -19,11 +19,12 @@ from property_worlds import Held, broken_rules, held_in, kept, summed, unlike
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.coordinator import Coordinator
-from ray_pools.core.coordinator_state import FINAL, OPEN, TAKEN, CoordinatorState
+from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.link import Message, StalePeer
 from ray_pools.core.pool import Place, Pool, Step, Unplace
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import GRANTED, HOLDING, NOMINATED, PREEMPTING
+from ray_pools.core.requests import FINAL, OPEN, TAKEN
 
 COORDINATOR = ""
 ROUNDS_MAX = 300

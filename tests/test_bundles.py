@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_pools.core.bundles import (
-    BUNDLES_MAX,
     bundles_for,
     resource_totals,
     selector_for,
@@ -18,6 +17,7 @@ from ray_pools.core.bundles import (
     validate_options,
 )
 from ray_pools.errors import BadInput
+from ray_pools.limits import BUNDLES_MAX
 
 NODE4 = {"node": {"gpu": 4}}
 MB = 1_000_000.0

@@ -19,9 +19,9 @@ from live_style import COORDINATOR, Flight, LiveStyle, Stopped
 
 from ray_pools.core import explain
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
-from ray_pools.core.coordinator_state import FINAL
 from ray_pools.core.pool import Place, Pool
 from ray_pools.core.queue import GRANTED, PREEMPTING
+from ray_pools.core.requests import FINAL
 from ray_pools.core.system import System
 from ray_pools.errors import PoolsError
 from ray_pools.store.memory import memory_log

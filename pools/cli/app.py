@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "ray_pools.cli.maintenance:upgrade",
         "Go on with the code of this environment, from the same logs.",
     ),
+    "key": ("ray_pools.cli.key:key", "Keys of requesters and operators: make, hash, reset."),
     "scenario": ("ray_pools.cli.scenario:scenario", "Play scenario files: unit tests for policies."),
     "replay": ("ray_pools.cli.replay:replay", "Play a job trace through live pools."),
     "demo": ("ray_pools.cli.demo:demo", "Queueing, borrowing, reclaim and scale-up, told live."),

@@ -180,13 +180,15 @@ def connect_ray(address: str | None, runtime_env: dict[str, Any] | None = None) 
     _end_on_sigterm()
 
 
-def connect(address: str | None, namespace: str, give_up_s: float = GIVE_UP_S) -> Client:
+def connect(
+    address: str | None, namespace: str, give_up_s: float = GIVE_UP_S, key: str | None = None
+) -> Client:
     """A client of the pools, for a command."""
     use_cluster(address, namespace)
     keep_ray_quiet()
     from ray_pools.client import connect as connect_client
 
-    client = connect_client(None, namespace, quiet=True, give_up_s=give_up_s)
+    client = connect_client(None, namespace, quiet=True, give_up_s=give_up_s, key=key)
     _end_on_sigterm()
     return client
 

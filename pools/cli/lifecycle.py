@@ -96,6 +96,7 @@ def _bring_up(config: Config) -> dict[str, Any]:
             namespace=config.namespace,
             store=config.store,
             options=options,
+            access=config.access(),
             progress=progress,
         )
 

@@ -238,14 +238,23 @@ def _bring_up(config: Config, stack: contextlib.ExitStack) -> None:
     if deploy.running_actors(config.namespace):
         _must_match(config)
         return
+    from ray_pools.core.access import LIMITS
+
     options = {
         "prewarm_period_s": config.prewarm.period_s,
         "prewarm_linger_s": config.prewarm.linger_s,
         "clock": "wall",
     }
     stack.callback(_take_down, config.namespace)
+    most = {name: most for name, (_, most) in LIMITS.items()}  # a trace asks for what it asks for
     deploy.up(
-        pools, policies, namespace=config.namespace, store=config.store, options=options, progress=progress
+        pools,
+        policies,
+        namespace=config.namespace,
+        store=config.store,
+        options=options,
+        access={"requesters": {}, "operators": {}, "limits": most},
+        progress=progress,
     )
 
 

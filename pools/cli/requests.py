@@ -12,6 +12,7 @@ from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import amounts_text, print_json, print_table, progress
 from ray_pools.cli.tokens import token_of
 from ray_pools.errors import BadInput, PoolsError, SlotError, WaitTimeout
+from ray_pools.keys import key_in_file
 
 if TYPE_CHECKING:
     from ray_pools.client import Ticket
@@ -49,6 +50,11 @@ def _pool_resources(ctx: click.Context, param: click.Parameter, given: tuple[str
 @click.option(
     "--placement", type=click.Choice(["none"]), help="none: only count it, without placement group."
 )
+@click.option(
+    "--key-file",
+    metavar="FILE",
+    help="The requester's key, where it is protected by one. Default: RAY_POOLS_KEY or RAY_POOLS_KEY_FILE.",
+)
 @click.option("--wait/--no-wait", default=False, show_default=True, help="Wait until it can be used.")
 @click.option("--timeout", metavar="SECONDS", type=float, help="With --wait: how long at most.")
 @cluster_options
@@ -64,6 +70,7 @@ def submit(
     request_id: str | None,
     lease: float,
     placement: str | None,
+    key_file: str | None,
     wait: bool,
     timeout: float | None,
     address: str | None,
@@ -77,7 +84,8 @@ def submit(
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout goes with --wait")
-    with connect(address, namespace) as client:
+    key = key_in_file(key_file, "--key-file") if key_file is not None else None
+    with connect(address, namespace, key=key) as client:
         ticket = client.submit(
             requester,
             gpus=gpus,

@@ -122,7 +122,7 @@ class Background:
         self, caller: Caller, actor: str, ops: Iterable[Mapping[str, Any]], give_up_s: float | None = None
     ) -> list[wire.Wire]:
         """As `Caller.call`, without a thread that waits."""
-        sent = [dict(op) for op in ops]
+        sent = caller.signed(ops)
         data = wire.encode_request(sent)
         limit_s = caller.give_up_s if give_up_s is None else give_up_s
         ends_at = time.monotonic() + limit_s

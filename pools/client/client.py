@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import getpass
 import math
 import os
 import threading
@@ -23,6 +22,7 @@ from typing import Any, cast
 from typing_extensions import Unpack
 
 from ..errors import PoolsError
+from ..keys import Keys, client_keys
 from ..limits import BATCH_MAX, check_name
 from ..settings import ResourceSettings
 from .connection import COORDINATOR
@@ -33,7 +33,9 @@ from .submission import (
     DEFAULT_LEASE_S,
     RequestArguments,
     Submission,
-    as_submission,
+    as_submissions,
+    check_room,
+    room_op,
     submission_of,
     takes_request_arguments,
 )
@@ -58,12 +60,16 @@ def connect(
     *,
     quiet: bool = False,
     give_up_s: float = GIVE_UP_S,
+    key: str | None = None,
+    operator_key: str | None = None,
 ) -> Client:
     """Connects to the pools of a running Ray cluster; never starts one.
 
     A process that is connected to Ray already (any task, actor or Ray job) stays so; else `address` (host:port), the
     environment's RAY_ADDRESS or this machine's cluster is taken. `namespace` is that of the pools' configuration.
-    quiet: no output of Ray's own. give_up_s: how long a call is tried while the coordinator is away.
+    quiet: no output of Ray's own. give_up_s: how long a call is tried while the coordinator is away. key: of a
+    requester that has one (docs/protocol.md, "Who may do what"), by default RAY_POOLS_KEY or the file that
+    RAY_POOLS_KEY_FILE names. operator_key: for operators' commands, likewise RAY_POOLS_OPERATOR_KEY.
 
     Raises:
         Unreachable: no such cluster, or no pools in that namespace.
@@ -71,8 +77,9 @@ def connect(
         BadInput: an address that can't be right, such as one of Ray Client (ray://).
     """
     check_name("namespace", namespace)
+    keys = client_keys(key, operator_key)  # what is wrong with one is said before Ray is asked
     connect_ray(address, quiet)
-    client = Client(RayTransport(namespace), give_up_s)
+    client = Client(RayTransport(namespace), give_up_s, keys)
     client._go_by(client.ping())
     # Ray's own exit handlers, which run the later the earlier they came, must not take the connection away before
     atexit.unregister(_leave_all)
@@ -86,16 +93,19 @@ async def connect_async(
     *,
     quiet: bool = False,
     give_up_s: float = GIVE_UP_S,
+    key: str | None = None,
+    operator_key: str | None = None,
 ) -> Client:
     """As `connect`, without blocking the loop meanwhile."""
-    return await asyncio.to_thread(connect, address, namespace, quiet=quiet, give_up_s=give_up_s)
+    options: dict[str, Any] = {"give_up_s": give_up_s, "key": key, "operator_key": operator_key}
+    return await asyncio.to_thread(connect, address, namespace, quiet=quiet, **options)
 
 
 class Client(FunctionCalls):
     """Made by `connect`; safe to use from any thread. As a context manager it closes itself."""
 
-    def __init__(self, transport: Transport, give_up_s: float = GIVE_UP_S) -> None:
-        super().__init__(transport, give_up_s)
+    def __init__(self, transport: Transport, give_up_s: float = GIVE_UP_S, keys: Keys | None = None) -> None:
+        super().__init__(transport, give_up_s, client_keys() if keys is None else keys)
         self.client_id = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._live_tickets: dict[str, Ticket] = {}
@@ -152,7 +162,9 @@ class Client(FunctionCalls):
 
         Raises:
             BadInput: an argument can't be right; nothing was sent.
-            Refused: the id belongs to other content (`id_in_use`) or another client (`wrong_token`).
+            Refused: the id belongs to other content (`id_in_use`) or another client (`wrong_token`); the requester
+                has a key, and it is not this client's (`wrong_key`); too many wait already (`too_many_waiting`,
+                `too_many_live`); the submission is too old (`too_old`). docs/limits.md has the numbers.
             Unreachable: not known whether it was submitted; the same call with the same id and token is safe.
         """
         return self._submit([submission_of(requester, settings, arguments)])[0]
@@ -160,10 +172,10 @@ class Client(FunctionCalls):
     def submit_many(self, submissions: Iterable[Submission | Mapping[str, Any]]) -> Tickets:
         """Submits many at once, each a `Submission` or a mapping of its arguments, a thousand in one call.
 
-        All are checked before the first is sent. When one is refused, those sent so far are cancelled.
+        All or nothing: all are checked before the first is sent, and whether there is room for all of them
+        (`too_many_waiting`). When one is refused nevertheless, those sent so far are cancelled. Errors as of `submit`.
         """
-        given = [as_submission(each, f"submissions[{index}]") for index, each in enumerate(submissions)]
-        return self._submit(given)
+        return self._submit(as_submissions(submissions))
 
     @takes_request_arguments
     @contextlib.contextmanager
@@ -210,8 +222,7 @@ class Client(FunctionCalls):
 
     async def submit_many_async(self, submissions: Iterable[Submission | Mapping[str, Any]]) -> Tickets:
         """As `submit_many`. A caller that is cancelled meanwhile leaves no request behind."""
-        given = [as_submission(each, f"submissions[{index}]") for index, each in enumerate(submissions)]
-        return await self._submit_async(given)
+        return await self._submit_async(as_submissions(submissions))
 
     @takes_request_arguments
     @contextlib.asynccontextmanager
@@ -298,6 +309,9 @@ class Client(FunctionCalls):
             log.warning("request %s was not cancelled, its lease will do it: %s", ticket.id, problem)
 
     def _submit(self, given: Sequence[Submission]) -> Tickets:
+        if len(given) > 1:
+            self._check_usable()
+            check_room(self._caller.call(COORDINATOR, [room_op(given)]))
         tickets, fresh = self._enter(given)
         sent: Tickets = []
         try:
@@ -314,6 +328,9 @@ class Client(FunctionCalls):
 
     async def _submit_coroutine(self, given: Sequence[Submission]) -> tuple[Tickets, Tickets]:
         """Likewise, and which of them are new; to be run in the background."""
+        if len(given) > 1:
+            self._check_usable()
+            check_room(await self._background.call(self._caller, COORDINATOR, [room_op(given)]))
         tickets, fresh = self._enter(given)
         sent: Tickets = []
         try:
@@ -347,8 +364,8 @@ class Client(FunctionCalls):
         return tickets, fresh
 
     def _submit_ops(self, pairs: Pairs) -> list[dict[str, Any]]:
-        lease_s = self._default_lease_s
-        ops = [each.operation(self.client_id, ticket._token, lease_s) for each, ticket in pairs]
+        lease_s, key = self._default_lease_s, self._keys.of_requester()
+        ops = [{**each.operation(self.client_id, ticket._token, lease_s), **key} for each, ticket in pairs]
         ops[0]["holder"] = self._transport.holder()
         return ops
 
@@ -382,7 +399,9 @@ class Client(FunctionCalls):
     # --- an operator's commands
 
     def release(self, id: str, operator: str | None = None) -> View:
-        """Releases anybody's request, as an operator: the log says who. Returns when nothing is held."""
+        """Releases anybody's request, as an operator: the log and the request's view say who (by default user@host).
+        Returns when nothing is held. Refused (`not_operator`) without the operators' key, where they have one.
+        """
         return self._as_operator("release", id, operator)
 
     def cancel(self, id: str, operator: str | None = None) -> View:
@@ -390,8 +409,8 @@ class Client(FunctionCalls):
         return self._as_operator("cancel", id, operator)
 
     def _as_operator(self, name: str, id: str, operator: str | None) -> View:
-        by = check_name("operator", _user_name() if operator is None else operator)
-        view = cast(View, self._coordinator({"op": name, "id": check_name("id", id), "operator": by}))
+        by = self._keys.of_operator(None if operator is None else check_name("operator", operator))
+        view = cast(View, self._coordinator({"op": name, "id": check_name("id", id), **by}))
         own = self._known.get(id)
         if own is not None:
             own._apply(view)
@@ -468,13 +487,6 @@ class Client(FunctionCalls):
             lost = [self._live_tickets[id] for id in ids if id in self._live_tickets]
         for ticket in lost:
             ticket._lose()
-
-
-def _user_name() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a user id without a name, as in some containers
-        return f"uid {os.getuid()}"
 
 
 def _leave_all() -> None:

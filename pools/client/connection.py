@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from .. import wire
 from ..errors import BadInput, PoolsError
+from ..keys import Keys
 from ..limits import check_integer, check_name
 from .background import Background
 from .transport import Caller, Transport, TryAgain, one_line
@@ -25,7 +26,8 @@ Views = list[View]
 class Connection:
     """Calls to the actors of one namespace; the part of a Client that needs no thread."""
 
-    def __init__(self, transport: Transport, give_up_s: float) -> None:
+    def __init__(self, transport: Transport, give_up_s: float, keys: Keys) -> None:
+        self._keys = keys
         self.namespace = transport.namespace
         self._transport = transport
         self._caller = Caller(transport, give_up_s)
@@ -101,19 +103,24 @@ class Connection:
         return self._coordinator(operation)
 
     def change(self, changes: Iterable[Sequence[Any]], id: str | None = None) -> int:
-        """Changes pools and policies, all or nothing; returns the configuration's new version. A change is
-        ["pool", config, uid], ["policy", config], ["unpool", name] or ["unpolicy", requester, pool].
+        """Changes pools, policies, keys and limits, all or nothing; returns the configuration's new version. A change
+        is a list such as ["policy", config]; docs/protocol.md, "Wire", has all kinds.
 
         The same call again with the same `id` (by default each call has its own) changes nothing twice.
 
         Raises:
             BadInput: the whole would break a rule (docs/rules.md section 9); nothing has changed.
-            Refused: the id belongs to other changes (`id_in_use`), or what is to go is not there.
+            Refused: the id belongs to other changes (`id_in_use`), what is to go is not there, or operators have a
+                key, and it is not this client's (`not_operator`).
             Unreachable: not known whether it was changed; the same call with the same id is safe.
         """
-        command_id = uuid.uuid4().hex if id is None else check_name("id", id)
-        sent = [[*change] for change in changes]
-        version: int = self._coordinator({"op": "change", "id": command_id, "changes": sent})["version"]
+        op = {
+            "op": "change",
+            "id": uuid.uuid4().hex if id is None else check_name("id", id),
+            "changes": [[*change] for change in changes],
+            **self._keys.of_operator(),
+        }
+        version: int = self._coordinator(op)["version"]
         return version
 
     # --- calls

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import inspect
 import secrets
+import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from typing import Any, TypedDict, TypeVar
 
+from .. import wire
 from ..core.bundles import validate_options
 from ..errors import BadInput
-from ..limits import RETRIES_MAX, check_integer, check_name, check_seconds
+from ..limits import (
+    RETRIES_MAX,
+    SUBMIT_MANY_MAX,
+    TOKEN_MAX_BYTES,
+    TOKEN_MIN_BYTES,
+    check_integer,
+    check_name,
+    check_seconds,
+)
 from ..settings import ResourceSettings, unknown_key
 
 DEFAULT_LEASE_S = 60.0
@@ -69,12 +79,16 @@ class Submission:
         check_integer("retries", self.retries, 0, RETRIES_MAX)
         if self.lease_s is not None:
             check_seconds("lease_s", self.lease_s)
-        if self.token is not None and not (isinstance(self.token, bytes) and 8 <= len(self.token) <= 1024):
-            raise BadInput("token", type(self.token).__name__, "8 to 1024 bytes that nobody can guess")
+        if self.token is not None and not (
+            isinstance(self.token, bytes) and TOKEN_MIN_BYTES <= len(self.token) <= TOKEN_MAX_BYTES
+        ):
+            expected = f"{TOKEN_MIN_BYTES} to {TOKEN_MAX_BYTES} bytes that nobody can guess"
+            raise BadInput("token", type(self.token).__name__, expected)
         if self.token is None:
             object.__setattr__(self, "token", secrets.token_bytes(TOKEN_BYTES))
         # what follows is kept, so that it is worked out once and is what was checked
         object.__setattr__(self, "id", uuid.uuid4().hex if self.id is None else check_name("id", self.id))
+        object.__setattr__(self, "_made_at", time.time())
         object.__setattr__(self, "_parts", self._bundle_amounts())
         object.__setattr__(self, "_amounts", self._all_amounts())
         validate_options(self.amounts, self.options)
@@ -131,6 +145,8 @@ class Submission:
             "options": self.options,
             "token": token,
             "client": client_id,
+            # one that comes again long after it may not run again (docs/protocol.md, "Age")
+            "made_at": self._made_at,  # type: ignore[attr-defined]
         }
 
     def _all_amounts(self) -> dict[str, int]:
@@ -206,6 +222,31 @@ def submission_of(
             known = ["requester", "settings", *RequestArguments.__annotations__]
             raise BadInput(f"{name:.40}", arguments[name], unknown_key(name, known))
     return Submission(requester, settings, **arguments)
+
+
+def as_submissions(given: Iterable[Submission | Mapping[str, Any]]) -> list[Submission]:
+    """All of a batch. BadInput for the first that can't be one, or for more than one batch may have."""
+    found = [as_submission(each, f"submissions[{index}]") for index, each in enumerate(given)]
+    if len(found) > SUBMIT_MANY_MAX:
+        raise BadInput("submissions", f"{len(found)} requests", f"at most {SUBMIT_MANY_MAX} in one call")
+    return found
+
+
+def room_op(given: Sequence[Submission]) -> dict[str, Any]:
+    """Can all of them come? Asked before the first is sent."""
+    ids: dict[str, list[str]] = {}
+    for each in given:
+        ids.setdefault(each.requester, []).append(each.request_id)
+    return {"op": "room", "requesters": ids}
+
+
+def check_room(results: Sequence[wire.Wire]) -> None:
+    """Raises Refused if not. A coordinator of before can't tell: it refuses one by one."""
+    try:
+        wire.value_of(results[0])
+    except BadInput as problem:
+        if problem.field != "op":
+            raise
 
 
 def as_submission(given: Submission | Mapping[str, Any], place: str) -> Submission:

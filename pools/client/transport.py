@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from .. import wire
 from ..errors import BadInput, PoolsError, Unreachable
+from ..keys import caller_name
 
 GIVE_UP_S = 60.0
 ATTEMPT_S = 30.0
@@ -26,6 +27,8 @@ REPLACED_WITHIN_S = 20.0
 """An actor that was there and is not is waited for so long; it was taken down if it does not come back."""
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.05, 1.0
 _PROBE_S = 3.0
+# These say who is calling, for the log of those who are refused.
+_REFUSALS_ARE_LOGGED = frozenset(("submit", "release", "cancel", "stopped", "renew"))
 
 
 class TryAgain(Exception):
@@ -54,6 +57,7 @@ class Caller:
 
     def __init__(self, transport: Transport, give_up_s: float = GIVE_UP_S) -> None:
         self.transport, self.give_up_s = transport, give_up_s
+        self._by = {"by": caller_name()}
         self.closed = threading.Event()
 
     def call(
@@ -69,7 +73,7 @@ class Caller:
             Unreachable: no such actor, or no answer within `give_up_s`.
             ProtocolMismatch, BadInput: of the call as a whole.
         """
-        sent = [dict(op) for op in ops]
+        sent = self.signed(ops)
         data = wire.encode_request(sent)
         limit_s = self.give_up_s if give_up_s is None else give_up_s
         ends_at = time.monotonic() + limit_s
@@ -88,6 +92,10 @@ class Caller:
             if self.closed.wait(min(backoff_s, left_s)):
                 raise PoolsError("the client was closed")
             backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+
+    def signed(self, ops: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The operations as they are sent: those whose refusal is logged say who is calling."""
+        return [{**op, **self._by} if op["op"] in _REFUSALS_ARE_LOGGED else dict(op) for op in ops]
 
     def value(self, actor: str, op: Mapping[str, Any], give_up_s: float | None = None) -> Any:
         """What one operation answers; raises the error if it was refused."""

@@ -16,7 +16,8 @@ class View(TypedDict, total=False):
     state: docs/rules.md section 8. pool: which holds it or held it last, else "". k: the attempt, counted from 1.
     ready: allocated and its placement group stands, so that its holder may use it. placement: the group of a
     grant, empty when the pool only counts. labels: of the nodes that the pool places on. causes: why each pool
-    rejected it. changed_seq: where in the coordinator's log it last changed; a view with a lower number is older.
+    rejected it. by: the operator who ended it. changed_seq: where in the coordinator's log it last changed; a view
+    with a lower number is older.
     """
 
     id: str
@@ -41,6 +42,7 @@ class View(TypedDict, total=False):
     changed_seq: int
     lease_s: float
     asked: str
+    by: str
 
 
 def is_final(view: View) -> bool:
@@ -58,7 +60,12 @@ def error_of(view: View) -> SlotError:
     if state == "cancelled":
         # a waiter whose lease ran out is cancelled too (docs/rules.md section 8)
         expired = view.get("asked") == "expire"
-        return LeaseExpired(request_id) if expired else SlotCancelled(request_id)
+        return LeaseExpired(request_id) if expired else SlotCancelled(request_id, _by(view))
     if state == "preempted":
         return SlotPreempted(request_id)
-    return SlotOver(request_id, state)
+    return SlotOver(request_id, ", ".join(filter(None, [state, _by(view)])))
+
+
+def _by(view: View) -> str:
+    """Who ended it, if it was an operator: its holder will ask."""
+    return f"by operator {view['by']}" if view.get("by") else ""

@@ -242,9 +242,10 @@ class Renewer:
                 )
                 answers = [result["ok"] for result in results if "ok" in result]
             final = [id for answer in answers for id in answer["final"]]
-            unknown = [id for answer in answers for id in answer["unknown"]]
-            over = {*final, *unknown, *(id for answer in answers for id in answer.get("refused", ()))}
+            # one that is refused is another client's by now: to this one it is lost
+            lost = [id for answer in answers for id in (*answer["unknown"], *answer.get("refused", ()))]
+            over = {*final, *lost}
             for ticket in part:
                 if ticket.id not in over:
                     ticket._renewed_at = begun_at
-            self._client._renewed(final, unknown)
+            self._client._renewed(final, lost)

@@ -11,11 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import BadInput
-from ..limits import AMOUNT_MAX, KEYS_MAX, integer_problem, name_problem
+from ..limits import AMOUNT_MAX, BUNDLES_MAX, KEYS_MAX, integer_problem, name_problem
 from .config_rules import DEFAULT_RESOURCES, STRATEGIES
-
-BUNDLES_MAX = 1_000
-"""Bundles of one request. Ray places a group in one step: thousands of bundles would hold up everyone else's."""
 
 TASK_CPU = 1.0
 """A bundle without CPU fits no default task (it asks for 1 CPU), so each carries one that nobody pays for."""

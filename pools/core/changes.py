@@ -1,26 +1,31 @@
-"""Changes of pools and policies: what would come of them, judged before anything happens (docs/rules.md section 9)."""
+"""Changes of pools, policies, keys and limits: what would come of them, judged before it happens (rules 9)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ray_pools.core.access import check_access
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig, check_config
 from ray_pools.core.coordinator_state import CoordinatorState
-from ray_pools.errors import Refused
+from ray_pools.errors import BadInput, Refused
+from ray_pools.limits import REQUESTERS_MAX
 
 
 def merge(state: CoordinatorState, changes: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """The changes as the log holds them, if all of them together keep the rules.
 
-    Changes: ("pool", PoolConfig, uid), ("unpool", name), ("policy", PolicyConfig), ("unpolicy", requester, pool).
+    Changes: ("pool", PoolConfig, uid), ("unpool", name), ("policy", PolicyConfig), ("unpolicy", requester, pool),
+    ("requester", name, {"key_sha256": hash}), ("unrequester", name), ("operators", {} or {"key_sha256": hash}),
+    ("limits", {name: number}, those that are not named are as by default).
 
     Raises:
         BadInput: what would come out breaks a rule of section 9; names field, value and what would be right.
-        Refused: there is no such pool or policy to take away.
+        Refused: there is no such pool, policy or requester's key to take away.
     """
     pools = dict(state.pools)
     policies = {(p.requester, p.pool): p for of in state.policies.values() for p in of.values()}
+    keys = dict(state.requester_keys)
     wire: list[list[Any]] = []
     for kind, *rest in changes:
         if kind == "pool":
@@ -39,12 +44,34 @@ def merge(state: CoordinatorState, changes: Sequence[Sequence[Any]]) -> list[lis
                 )
             policies = {key: p for key, p in policies.items() if key[1] != rest[0]}
             wire.append(["unpool", rest[0]])
-        else:
+        elif kind == "unpolicy":
             if policies.pop((rest[0], rest[1]), None) is None:
                 raise Refused("unknown_policy", f"requester {rest[0]!r} has no policy on pool {rest[1]!r}")
             wire.append(["unpolicy", *rest])
+        else:
+            _merge_access(keys, kind, rest)
+            wire.append([kind, *rest])
     raise_first(pools, policies.values())
     return wire
+
+
+def _merge_access(keys: dict[str, str], kind: str, rest: list[Any]) -> None:
+    """A change of who may do what, and how much."""
+    if kind == "unrequester":
+        if keys.pop(rest[0], None) is None:
+            raise Refused("unknown_requester", f"requester {rest[0]!r} has no key")
+        return
+    requesters = {rest[0]: rest[1]} if kind == "requester" else {}
+    operators, limits = rest[0] if kind == "operators" else {}, rest[0] if kind == "limits" else {}
+    problems = check_access(requesters, operators, limits)
+    if problems:
+        raise problems[0].error()
+    if kind == "requester":
+        keys[rest[0]] = rest[1]["key_sha256"]
+        if len(keys) > REQUESTERS_MAX:
+            raise BadInput(
+                "requesters", f"{len(keys)} requesters", f"at most {REQUESTERS_MAX} requesters with a key"
+            )
 
 
 def raise_first(pools: Mapping[str, PoolConfig], policies: Iterable[PolicyConfig]) -> None:

@@ -8,10 +8,29 @@ from typing import Any, NamedTuple
 
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.errors import BadInput
-from ray_pools.limits import KEYS_MAX, RETRIES_MAX, check_integer, check_name, check_seconds
+from ray_pools.limits import (
+    CHANGES_MAX,
+    KEYS_MAX,
+    OPTIONS_MAX_CHARS,
+    RETRIES_MAX,
+    TOKEN_MAX_BYTES,
+    check_integer,
+    check_name,
+    check_seconds,
+    name_problem,
+)
 
-OPTIONS_MAX_BYTES = 100_000
-CHANGES_MAX = 200_000
+# kinds of a change -> the types of what follows, and how that is written
+_SHAPES: dict[str, tuple[list[type], str]] = {
+    "pool": ([dict, str], "config, uid"),
+    "policy": ([dict], "policy"),
+    "unpool": ([str], "name"),
+    "unpolicy": ([str, str], "requester, pool"),
+    "requester": ([str, dict], "name, {key_sha256}"),
+    "unrequester": ([str], "name"),
+    "operators": ([dict], "{key_sha256} or {}"),
+    "limits": ([dict], "{name: number}"),
+}
 
 
 class Submission(NamedTuple):
@@ -26,14 +45,15 @@ class Submission(NamedTuple):
     options: dict[str, Any]
     token: bytes
     client: str
+    made_at: float | None
 
 
 def token_hash(token: object) -> bytes:
     """What the log holds of a client's secret; b"" for none. BadInput for what is no secret."""
     if token is None or token == b"":
         return b""
-    if not isinstance(token, bytes) or len(token) > 1024:
-        raise BadInput("token", type(token).__name__, "the request's secret, up to 1024 bytes")
+    if not isinstance(token, bytes) or len(token) > TOKEN_MAX_BYTES:
+        raise BadInput("token", type(token).__name__, f"the request's secret, up to {TOKEN_MAX_BYTES} bytes")
     return hashlib.blake2b(token, digest_size=16).digest()
 
 
@@ -55,8 +75,8 @@ def submission(op: Mapping[str, Any]) -> Submission:
     if not isinstance(preemptible, bool):
         raise BadInput("preemptible", preemptible, "true or false")
     options = op.get("options") or {}
-    if not isinstance(options, dict) or len(repr(options)) > OPTIONS_MAX_BYTES:
-        raise BadInput("options", options, f"a mapping of at most {OPTIONS_MAX_BYTES} characters")
+    if not isinstance(options, dict) or len(repr(options)) > OPTIONS_MAX_CHARS:
+        raise BadInput("options", options, f"a mapping of at most {OPTIONS_MAX_CHARS} characters")
     client = op.get("client", "")
     if client != "":
         check_name("client", client)
@@ -70,7 +90,61 @@ def submission(op: Mapping[str, Any]) -> Submission:
         options,
         token_hash(op.get("token")),
         client,
+        _made_at(op.get("made_at")),
     )
+
+
+def _made_at(made_at: object) -> float | None:
+    """When its client made it, by its own wall clock; older clients don't say."""
+    if made_at is None:
+        return None
+    if isinstance(made_at, bool) or not isinstance(made_at, (int, float)) or not 0 <= made_at < 1e11:
+        raise BadInput("made_at", made_at, "seconds since 1970")
+    return float(made_at)
+
+
+def caller(op: Mapping[str, Any]) -> str:
+    """Who says to be calling, for the log; a claim and no proof. "" where nobody does, or nobody can be called so."""
+    for field in ("operator", "by", "requester"):
+        said = op.get(field)
+        if said and name_problem(said) is None:
+            return str(said)
+    return ""
+
+
+def about(op: Mapping[str, Any]) -> str:
+    """The request that an operation is about, for the log."""
+    id = op.get("id")
+    return str(id) if name_problem(id) is None and op.get("op") != "change" else ""
+
+
+def coming(op: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Requester to ids of the requests that a client is about to submit."""
+    requesters = op.get("requesters")
+    if not isinstance(requesters, dict):
+        raise BadInput("requesters", requesters, "a mapping of requesters to lists of ids")
+    for requester, sent in requesters.items():
+        check_name("requesters", requester)
+        ids({"ids": sent})
+    return requesters
+
+
+def ids(op: Mapping[str, Any]) -> list[str]:
+    """The ids that an operation asks about."""
+    sent = op["ids"]
+    if not isinstance(sent, list) or not all(isinstance(id, str) for id in sent):
+        raise BadInput("ids", sent, "a list of requests' ids")
+    return sent
+
+
+def renewals(op: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+    """(id, hash of its token) of the requests whose leases are to be renewed."""
+    sent = op["items"]
+    if not isinstance(sent, list) or not all(
+        isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) for item in sent
+    ):
+        raise BadInput("items", sent, "a list of [id, token]")
+    return [(id, token_hash(token)) for id, token in sent]
 
 
 def changes(sent: object) -> list[tuple[Any, ...]]:
@@ -80,21 +154,17 @@ def changes(sent: object) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     for index, change in enumerate(sent):
         field = f"changes[{index}]"
-        shape = [type(part) for part in change] if isinstance(change, list) else []
-        if shape == [str, dict, str] and change[0] == "pool":
+        kind = change[0] if isinstance(change, list) and change and isinstance(change[0], str) else ""
+        types, _ = _SHAPES.get(kind, ([], ""))
+        if not types or [type(part) for part in change[1:]] != types:
+            shapes = (f'["{kind}", {written}]' for kind, (_, written) in _SHAPES.items())
+            raise BadInput(field, change, f"one of {', '.join(shapes)}")
+        if kind == "pool":
             found.append(
                 ("pool", PoolConfig.from_wire(change[1], field), check_name(f"{field} uid", change[2]))
             )
-        elif shape == [str, dict] and change[0] == "policy":
+        elif kind == "policy":
             found.append(("policy", PolicyConfig.from_wire(change[1], field)))
-        elif (shape == [str, str] and change[0] == "unpool") or (
-            shape == [str, str, str] and change[0] == "unpolicy"
-        ):
-            found.append(tuple(change))
         else:
-            raise BadInput(
-                field,
-                change,
-                '["pool", config, uid], ["policy", policy], ["unpool", name] or ["unpolicy", requester, pool]',
-            )
+            found.append(tuple(change))
     return found

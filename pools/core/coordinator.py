@@ -12,11 +12,14 @@ from typing import Any, NamedTuple
 
 from ray_pools.core import holders
 from ray_pools.core import records as ev
+from ray_pools.core.access import Denials
 from ray_pools.core.changes import merge
 from ray_pools.core.choice import best_pool
-from ray_pools.core.coordinator_state import FINAL, OPEN, TAKEN, CoordinatorState, Request, directive_item
+from ray_pools.core.coordinator_state import CoordinatorState
+from ray_pools.core.intake import check_age, check_room, check_same, check_token
 from ray_pools.core.leases import Leases
 from ray_pools.core.link import Link, Message
+from ray_pools.core.requests import FINAL, OPEN, TAKEN, Request, directive_item
 from ray_pools.errors import Refused
 
 RETENTION_S = 7 * 24 * 3600.0
@@ -61,6 +64,7 @@ class Coordinator:
             self._link(name)
         # --- soft: after a restart every lease has its full term again, and every pool is asked anew
         self.leases = Leases()
+        self.denials = Denials()
         for request in state.waiting_or_holding.values():
             self._start_lease(request)
         # pool -> (its epoch, number of its newest bid) as worked in by this run
@@ -134,6 +138,7 @@ class Coordinator:
             link = self._link(name)
             link.epoch, link.head, link.heard, link.acked = epoch, head, heard, acked
             self._rebuild(name)
+        self.denials = before.denials
         self.bids_seen, self.greeted, self.silent = soft.bids_seen, before.greeted, before.silent
         decided = {**before._decided_before, **before._decided}
         for id, request in self.state.waiting_or_holding.items():
@@ -157,13 +162,16 @@ class Coordinator:
         options: Mapping[str, Any] | None = None,
         token: bytes = b"",
         client: str = "",
+        age_s: float | None = None,
     ) -> Request:
         """A request enters: it queues in every pool that admits it, or is rejected at once (sections 2 and 3).
 
         The same submission again changes nothing. Values are checked by the caller (`ray_pools.core.commands`).
+        age_s: how long ago its client made it; None where that is not known.
 
         Raises:
-            Refused: the id belongs to other content (`id_in_use`).
+            Refused: the id belongs to other content (`id_in_use`) or another client (`wrong_token`); `too_old`,
+                `clock_ahead`, `too_many_waiting`, `too_many_live` (docs/limits.md).
         """
         content = (
             requester,
@@ -174,24 +182,15 @@ class Coordinator:
             dict(options or {}),
         )
         if (known := self.state.requests.get(id)) is not None:
-            if content != (
-                known.requester,
-                known.amounts,
-                known.preemptible,
-                known.retries_at_first,
-                known.lease_s,
-                known.options,
-            ):
-                raise Refused(
-                    "id_in_use",
-                    f"request id {id!r} belongs to another submission, of requester {known.requester!r}: use a new id",
-                    {"id": id},
-                )
-            self.check_token(known, token)
+            check_same(known, content)
+            check_token(known, token)
             holders.adopt(self, known, client)
             return known
         positive = tuple(pair for pair in content[1] if pair[1] > 0)
+        check_age(age_s, self.retention_s)
         pools, causes = self.state.admit(requester, positive, preemptible)
+        if pools:
+            check_room(self.state, {requester: 1})
         self._emit(
             ev.Submitted(
                 id,
@@ -226,28 +225,22 @@ class Coordinator:
         if request is None:
             raise Refused("unknown_id", f"there is no request {id!r}", {"id": id})
         if token is not None:
-            self.check_token(request, token)
+            check_token(request, token)
         return request
 
-    @staticmethod
-    def check_token(request: Request, token: bytes) -> None:
-        """Raises Refused (`wrong_token`) unless the request was submitted with this token."""
-        if request.token != token:
-            raise Refused(
-                "wrong_token", f"request {request.id!r} belongs to another client: its token is not this one"
-            )
+    def release(self, request: Request, by: str = "") -> bool:
+        """Its holder is done; what still waits is cancelled (section 8). True once it is final. `by`: an operator."""
+        return self._ask_end(request, "release", by)
 
-    def release(self, request: Request) -> bool:
-        """Its holder is done; what still waits is cancelled (section 8). True once it is final."""
-        return self._ask_end(request, "release")
+    def cancel(self, request: Request, by: str = "") -> bool:
+        """Wanted no more, in any attempt to come (section 8). True once it is final. `by`: an operator."""
+        return self._ask_end(request, "cancel", by)
 
-    def cancel(self, request: Request) -> bool:
-        """Wanted no more, in any attempt to come (section 8). True once it is final."""
-        return self._ask_end(request, "cancel")
-
-    def _ask_end(self, request: Request, what: str) -> bool:
+    def _ask_end(self, request: Request, what: str, by: str = "") -> bool:
         if request.phase == FINAL:
             return True
+        if not request.asked:
+            self.commanded(what, by, request.id)
         if request.phase == OPEN:  # no pool was told to run it: none can hold it
             self._finish(request, "cancelled")
             return True
@@ -255,16 +248,29 @@ class Coordinator:
             self._emit_for(request, ev.Asked(request.id, request.k, what))
         return False
 
-    def stopped(self, request: Request) -> None:
-        """The holder of a preempting grant has stopped; without effect on any other."""
+    def stopped(self, request: Request, by: str = "") -> None:
+        """The holder of a preempting grant has stopped; without effect on any other. `by`: an operator says so."""
         if request.phase == TAKEN and request.told == "preempting" and not request.asked:
             directive = request.directives.get(request.owner)
             if directive is None or (directive.k, directive.what) != (request.k, "stopped"):
+                self.commanded("stopped", by, request.id)
                 self._emit_for(request, ev.Asked(request.id, request.k, "stopped"))
 
     def _finish(self, request: Request, state: str, causes: dict[str, str] | None = None) -> None:
         self._emit_for(request, ev.Finished(request.id, state, causes or {}))
         self.leases.drop(request.id)
+
+    # --- who may (docs/protocol.md)
+
+    def commanded(self, what: str, by: str, id: str = "", detail: str = "") -> None:
+        """An operator `by` that name does something; "" is none."""
+        if by:
+            self._emit(ev.Commanded(id, what, by, detail))
+
+    def denied(self, id: str, what: str, by: str, why: str) -> None:
+        """Somebody was refused: logged, but not each time (`Denials`)."""
+        if found := self.denials.note(self.now, id, what, by, why):
+            self._emit(ev.Denied(*found))
 
     # --- leases (section 8)
 
@@ -286,7 +292,10 @@ class Coordinator:
             self._ask_end(self.state.requests[id], "expire")
 
     def forget(self) -> None:
-        """Final requests leave the state when every pool has acknowledged and the retention time has passed."""
+        """Final requests leave the state when every pool has acknowledged and the retention time has passed. Called
+        once a minute; refusals that were only counted are logged then, too."""
+        for found in self.denials.due(self.now):
+            self._emit(ev.Denied(*found))
         ids = [
             r.id
             for r in self.state.requests.values()
@@ -449,11 +458,11 @@ class Coordinator:
 
     # --- pools and policies (section 9)
 
-    def change(self, changes: Sequence[Sequence[Any]], id: str = "") -> int:
-        """Change pools and policies, all of it or nothing; then each waiting request is admitted anew. Returns the
-        version. With the id of a change that was made before nothing changes: the answer is its version.
+    def change(self, changes: Sequence[Sequence[Any]], id: str = "", by: str = "") -> int:
+        """Change pools, policies, keys and limits, all of it or nothing; then each waiting request is admitted anew.
+        Returns the version. With the id of a change that was made before nothing changes: the answer is its version.
 
-        Changes: ("pool", PoolConfig, uid), ("unpool", name), ("policy", PolicyConfig), ("unpolicy", requester, pool).
+        Changes: as of `merge`. `by`: an operator.
 
         Raises:
             BadInput: what would come out breaks a rule of section 9; names field, value and what would be right.
@@ -462,7 +471,7 @@ class Coordinator:
         state = self.state
         if (made := state.made_before(id, changes)) is not None:
             return made
-        self._emit(ev.Changed(state.version + 1, merge(state, changes), id))
+        self._emit(ev.Changed(state.version + 1, merge(state, changes), id, by))
         for kind, *rest in changes:
             # one that comes back under this name, perhaps with its old log, is told everything
             if kind == "unpool":

@@ -14,136 +14,23 @@ from typing import Any
 import msgpack
 
 from ray_pools.core import records as ev
+from ray_pools.core.access import LIMITS
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.quota import NO_POLICY, admission_cause
+from ray_pools.core.requests import (
+    FINAL,
+    OPEN,
+    REQUEST_FIELDS,
+    TAKEN,
+    Directive,
+    Request,
+    dump_request,
+    load_request,
+)
 from ray_pools.errors import Refused
-
-OPEN = "open"
-TAKEN = "taken"
-FINAL = "final"
 
 # So many ids of changes are kept: who repeats one has not heard of the answer yet, and is not far behind.
 CHANGE_IDS_KEPT = 1000
-
-FINAL_STATES = frozenset(("released", "rejected", "cancelled", "preempted", "expired"))
-
-# What its pool told of a taken attempt -> the request's state (docs/rules.md section 8)
-_SHOWN = {
-    "": "queued",
-    "nominated": "queued",
-    "granted": "allocated",
-    "placed": "allocated",
-    "preempting": "preempting",
-}
-
-
-class Directive:
-    """What a pool must be told of a request: newest only, for it says all that went before."""
-
-    __slots__ = ("k", "kind", "seq", "what")
-
-    def __init__(self, seq: int, kind: str, k: int, what: str = "") -> None:
-        self.seq, self.kind, self.k, self.what = seq, kind, k, what
-
-
-class Request:
-    """A request over all its attempts."""
-
-    __slots__ = (
-        "age",
-        "amounts",
-        "answers",
-        "asked",
-        "causes",
-        "changed_seq",
-        "client",
-        "detail",
-        "directives",
-        "finished_at",
-        "id",
-        "k",
-        "lease_s",
-        "not_before",
-        "options",
-        "owner",
-        "pauses",
-        "phase",
-        "pools",
-        "preemptible",
-        "requester",
-        "retries",
-        "retries_at_first",
-        "state",
-        "submitted_at",
-        "told",
-        "told_at",
-        "token",
-    )
-
-    def __init__(self, event: ev.Submitted, at: float) -> None:
-        self.id = event.id
-        self.requester = event.requester
-        # as submitted, zeros included: an id belongs to its content (section 2)
-        self.amounts: ev.Amounts = tuple((key, amount) for key, amount in event.amounts)
-        self.preemptible = event.preemptible
-        self.retries = self.retries_at_first = event.retries
-        self.lease_s = event.lease_s
-        self.age = event.age
-        self.submitted_at = at
-        self.options = event.options
-        self.token = event.token
-        self.client = event.client
-        self.phase = OPEN
-        self.k = 1
-        # the pools of the attempt, in the request's own order
-        self.pools: tuple[str, ...] = tuple(event.pools)
-        self.not_before: dict[str, float] = {}
-        # pool -> how often in a row it gave a grant back because its group did not come up
-        self.pauses: dict[str, int] = {}
-        self.owner = ""
-        self.told = ""
-        self.told_at = at
-        self.detail: dict[str, Any] = {}
-        # release, cancel or expire, once someone wants it to end: it fences all later attempts
-        self.asked = ""
-        self.state = ""
-        self.causes: dict[str, str] = event.causes
-        self.directives: dict[str, Directive] = {}
-        self.changed_seq = 0
-        self.finished_at = 0.0
-        # soft: pool -> (answer, in_share) for the attempt that is open
-        self.answers: dict[str, tuple[str, bool]] = {}
-
-    @property
-    def shown(self) -> str:
-        """Its state, in the words of docs/rules.md section 8."""
-        return self.state if self.phase == FINAL else _SHOWN[self.told]
-
-    @property
-    def positive(self) -> ev.Amounts:
-        """The amounts that count: positive ones, by key."""
-        return tuple(sorted((key, amount) for key, amount in self.amounts if amount > 0))
-
-
-def directive_item(request: Request, pool: str, seq: int) -> list[Any]:
-    """What the pool is told of the request now, as an item of a message (docs/protocol.md, "Directives")."""
-    directive = request.directives[pool]
-    if directive.kind == "close":
-        return [seq, request.id, "close", directive.k]
-    if directive.kind == "ask":
-        return [seq, request.id, "ask", directive.k, directive.what]
-    fields = [
-        request.requester,
-        [list(pair) for pair in request.positive],
-        request.preemptible,
-        request.age,
-        request.submitted_at,
-        request.not_before.get(pool, 0.0),
-        request.options,
-    ]
-    if directive.kind == "take":
-        return [seq, request.id, "take", directive.k, fields]
-    return [seq, request.id, "enqueue", directive.k, len(request.pools) == 1, fields]
 
 
 class CoordinatorState:
@@ -161,6 +48,11 @@ class CoordinatorState:
         self.configured: dict[str, int] = {}
         # id of a change -> the version that it made, and a hash of what it changed; the oldest first
         self.changes_made: dict[str, tuple[int, bytes]] = {}
+        # requester -> hash of the key that who submits for it must have; of the key of operators ("": they need none)
+        self.requester_keys: dict[str, str] = {}
+        self.operator_key = ""
+        # those that the configuration set
+        self.limits: dict[str, int] = {}
         self.ages = 0
         self.requests: dict[str, Request] = {}
         self.peers: dict[str, ev.Peer] = {}
@@ -168,6 +60,8 @@ class CoordinatorState:
         self.holders: dict[str, dict[str, str]] = {}
         # --- derived
         self.waiting_or_holding: dict[str, Request] = {}
+        # requester -> how many of its requests wait
+        self.waiting_of: dict[str, int] = {}
         # client -> ids, the last changed last
         self.of_client: dict[str, dict[str, None]] = {}
         # client -> ids of those that wait or hold
@@ -202,6 +96,10 @@ class CoordinatorState:
             found = self._admitted[key] = tuple(name for _, name in sorted(admitting)), causes
         return found
 
+    def limit(self, name: str) -> int:
+        """A limit that the configuration can set: `LIMITS` has their names."""
+        return self.limits.get(name, LIMITS[name][0])
+
     def policies_of(self, pool: str) -> list[PolicyConfig]:
         """The pool's policies, by requester."""
         return [self.policies[r][pool] for r in sorted(self.policies) if pool in self.policies[r]]
@@ -215,7 +113,10 @@ class CoordinatorState:
         known = self.changes_made.get(command_id)
         if known is None:
             return None
-        wire = [[part if isinstance(part, str) else part.to_wire() for part in change] for change in changes]
+        wire = [
+            [part.to_wire() if isinstance(part, (PoolConfig, PolicyConfig)) else part for part in change]
+            for change in changes
+        ]
         if known[1] != _change_hash(wire):
             raise Refused(
                 "id_in_use",
@@ -255,10 +156,18 @@ class CoordinatorState:
                 policy = PolicyConfig.from_wire(rest[0])
                 self.policies.setdefault(policy.requester, {})[policy.pool] = policy
                 self.configured[policy.pool] = self.seq
-            else:
+            elif kind == "unpolicy":
                 requester, pool = rest
                 del self.policies[requester][pool]
                 self.configured[pool] = self.seq
+            elif kind == "requester":
+                self.requester_keys[rest[0]] = rest[1]["key_sha256"]
+            elif kind == "unrequester":
+                del self.requester_keys[rest[0]]
+            elif kind == "operators":
+                self.operator_key = rest[0].get("key_sha256", "")
+            else:
+                self.limits = dict(rest[0])
         self._admitted.clear()
 
     def _submitted(self, event: ev.Submitted, at: float) -> None:
@@ -268,9 +177,19 @@ class CoordinatorState:
             self.waiting_or_holding[event.id] = request
             self.live_of_client.setdefault(request.client, {})[event.id] = None
             self._begin(request)
+            self._count(request, False)
         else:
             request.phase, request.state, request.finished_at = FINAL, "rejected", at
         self._touch(request)
+
+    def _count(self, request: Request, waited: bool) -> None:
+        """How many wait, after an event before which it did or did not."""
+        if request.waits != waited:
+            count = self.waiting_of.get(request.requester, 0) + (1 if request.waits else -1)
+            if count:
+                self.waiting_of[request.requester] = count
+            else:
+                del self.waiting_of[request.requester]
 
     def _begin(self, request: Request) -> None:
         """The attempt starts in its pools; with one pool, this one has taken it (R5: one event)."""
@@ -283,12 +202,14 @@ class CoordinatorState:
 
     def _opened(self, event: ev.Opened, at: float) -> None:
         request = self.requests[event.id]
+        waited = request.waits
         for pool in request.pools:
             if pool not in event.pools and pool != request.owner:
                 request.directives[pool] = Directive(self.seq, "close", request.k)
         request.k, request.pools, request.retries = event.k, tuple(event.pools), event.retries
         request.not_before, request.pauses = event.not_before, event.pauses
         self._begin(request)
+        self._count(request, waited)
         self._touch(request)
 
     def _taken(self, event: ev.Taken, at: float) -> None:
@@ -300,7 +221,9 @@ class CoordinatorState:
 
     def _told(self, event: ev.Told, at: float) -> None:
         request = self.requests[event.id]
+        waited = request.waits
         request.told, request.detail, request.told_at = event.state, event.detail, at
+        self._count(request, waited)
         if event.state == "placed" and request.owner in request.pauses:
             request.pauses = {pool: n for pool, n in request.pauses.items() if pool != request.owner}
         self._touch(request)
@@ -313,10 +236,12 @@ class CoordinatorState:
 
     def _finished(self, event: ev.Finished, at: float) -> None:
         request = self.requests[event.id]
+        waited = request.waits
         if request.phase == OPEN:
             for pool in request.pools:
                 request.directives[pool] = Directive(self.seq, "close", request.k)
         request.phase, request.state, request.finished_at = FINAL, event.state, at
+        self._count(request, waited)
         request.causes, request.answers = event.causes, {}
         self.waiting_or_holding.pop(event.id, None)
         _drop(self.live_of_client, request.client, event.id)
@@ -346,6 +271,13 @@ class CoordinatorState:
         self.live_of_client.setdefault(request.client, {})[event.id] = None
         self._touch(request)
 
+    def _commanded(self, event: ev.Commanded, at: float) -> None:
+        if event.id in self.requests and event.what in ("release", "cancel"):
+            self.requests[event.id].by = event.by
+
+    def _denied(self, event: ev.Denied, at: float) -> None:
+        """It is in the log for who reads it."""
+
     def _peer(self, event: ev.Peer, at: float) -> None:
         if event.name in self.pools:
             self.peers[event.name] = event
@@ -374,9 +306,12 @@ class CoordinatorState:
             ],
             "peers": [list(self.peers[name]) for name in sorted(self.peers)],
             "changes_made": [[id, *made] for id, made in self.changes_made.items()],
-            "requests": [_dump(self.requests[id]) for id in sorted(self.requests)],
+            "requester_keys": dict(sorted(self.requester_keys.items())),
+            "operator_key": self.operator_key,
+            "limits": dict(sorted(self.limits.items())),
+            "requests": [dump_request(self.requests[id]) for id in sorted(self.requests)],
         }
-        dumped["layout"] = {"keys": sorted(dumped), "fields": _FIELDS}
+        dumped["layout"] = {"keys": sorted(dumped), "fields": REQUEST_FIELDS}
         # no part of the layout, and left out where there are none: logs of before are the same states as ever
         if self.holders:
             dumped["holders"] = sorted(
@@ -389,7 +324,7 @@ class CoordinatorState:
         """The state that `dump` wrote, with all that is derived from it. UnknownSnapshot if other code wrote it."""
         state = cls()
         ev.check_layout(dumped, state.dump())
-        for name in ("seq", "clock", "version", "ages"):
+        for name in ("seq", "clock", "version", "ages", "requester_keys", "operator_key", "limits"):
             setattr(state, name, dumped[name])
         for wire, uid, configured in dumped["pools"]:
             config = PoolConfig.from_wire(wire)
@@ -400,12 +335,13 @@ class CoordinatorState:
             state.policies.setdefault(policy.requester, {})[policy.pool] = policy
         state.changes_made = {id: (version, made) for id, version, made in dumped["changes_made"]}
         state.peers = {fields[0]: ev.Peer(*fields) for fields in dumped["peers"]}
-        requests = sorted(map(_load, dumped["requests"]), key=lambda r: r.age)
+        requests = sorted(map(load_request, dumped["requests"]), key=lambda r: r.age)
         for request in requests:  # in the order in which they came, as where the whole log was folded
             state.requests[request.id] = request
             if request.phase != FINAL:
                 state.waiting_or_holding[request.id] = request
                 state.live_of_client.setdefault(request.client, {})[request.id] = None
+                state._count(request, False)
         state.holders = {client: dict(said) for client, said in dumped.get("holders", ())}
         for request in sorted(requests, key=lambda r: r.changed_seq):
             state.of_client.setdefault(request.client, {})[request.id] = None
@@ -428,30 +364,6 @@ def _change_hash(changes: list[list[Any]]) -> bytes:
     return hashlib.blake2b(msgpack.packb(changes), digest_size=16).digest()
 
 
-_FIELDS = sorted(set(Request.__slots__) - {"answers", "amounts", "pools", "directives"})
-
-
-def _dump(request: Request) -> list[Any]:
-    return [
-        [list(pair) for pair in request.amounts],
-        list(request.pools),
-        [[pool, d.seq, d.kind, d.k, d.what] for pool, d in sorted(request.directives.items())],
-        *(getattr(request, name) for name in _FIELDS),
-    ]
-
-
-def _load(fields: list[Any]) -> Request:
-    request = Request.__new__(Request)
-    amounts, pools, directives, *rest = fields
-    for name, value in zip(_FIELDS, rest, strict=True):
-        setattr(request, name, value)
-    request.amounts = tuple((key, amount) for key, amount in amounts)
-    request.pools = tuple(pools)
-    request.directives = {pool: Directive(seq, kind, k, what) for pool, seq, kind, k, what in directives}
-    request.answers = {}
-    return request
-
-
 _APPLY: dict[type[Any], Any] = {
     ev.Changed: CoordinatorState._changed,
     ev.Submitted: CoordinatorState._submitted,
@@ -465,4 +377,6 @@ _APPLY: dict[type[Any], Any] = {
     ev.HolderGone: CoordinatorState._holder_gone,
     ev.Adopted: CoordinatorState._adopted,
     ev.Peer: CoordinatorState._peer,
+    ev.Commanded: CoordinatorState._commanded,
+    ev.Denied: CoordinatorState._denied,
 }

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray_pools.core import records as ev
-from ray_pools.core.coordinator_state import FINAL, Request
+from ray_pools.core.requests import FINAL, Request
 from ray_pools.errors import BadInput
 from ray_pools.limits import name_problem
 

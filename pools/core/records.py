@@ -118,13 +118,15 @@ class Ended(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """Pools and policies changed, all of it or nothing (rules 9). Each change is a list that starts with its kind.
-    `command_id`: of the command, so that one that is repeated changes nothing; "" where it had none.
+    """Pools, policies, keys or limits changed, all of it or nothing (rules 9). Each change is a list that starts with
+    its kind. `command_id`: of the command, so that one that is repeated changes nothing; "" where it had none. `by`:
+    which operator, "" where none was named. Version 1 had no `by`, and of pools and policies only.
     """
 
     version: int
     changes: list[list[Any]]
     command_id: str = ""
+    by: str = ""
 
 
 class Submitted(NamedTuple):
@@ -216,6 +218,31 @@ class Adopted(NamedTuple):
     client: str
 
 
+class Commanded(NamedTuple):
+    """An operator `by` that name did `what`: to a request that may be another's (`id`), or to all ("").
+
+    What comes of it follows as events of its own.
+    """
+
+    id: str
+    what: str
+    by: str
+    detail: str
+
+
+class Denied(NamedTuple):
+    """Who says to be `by` was refused `what` (of request `id`), `times` times since the last such event. `why`: a code.
+
+    Nothing else came of it.
+    """
+
+    id: str
+    what: str
+    by: str
+    why: str
+    times: int
+
+
 # --- both
 
 
@@ -249,6 +276,8 @@ Event = (
     | HolderGone
     | Adopted
     | Peer
+    | Commanded
+    | Denied
 )
 
 ENDS = ("withdrawn", "returned", "released", "cancelled", "expired", "stopped")
@@ -262,7 +291,7 @@ _CLASSES: dict[int, tuple[type[Any], int]] = {
     5: (Nominated, 1),
     6: (Ending, 1),
     7: (Ended, 1),
-    8: (Changed, 1),
+    8: (Changed, 2),
     9: (Submitted, 1),
     10: (Opened, 1),
     11: (Taken, 1),
@@ -274,11 +303,15 @@ _CLASSES: dict[int, tuple[type[Any], int]] = {
     17: (HolderSeen, 1),
     18: (HolderGone, 1),
     19: (Adopted, 1),
+    20: (Commanded, 1),
+    21: (Denied, 1),
 }
 _HEADERS: dict[type[Any], tuple[int, int]] = {cls: (tag, version) for tag, (cls, version) in _CLASSES.items()}
 
 # (tag, version) -> the fields of version + 1
-UPCASTS: dict[tuple[int, int], Callable[[list[Any]], list[Any]]] = {}
+UPCASTS: dict[tuple[int, int], Callable[[list[Any]], list[Any]]] = {
+    (8, 1): lambda fields: [*fields, ""],  # nobody was named
+}
 
 
 def pack(event: Event) -> bytes:
