@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import local_processes, local_registry
+from . import local_auth, local_processes, local_registry
 from .errors import BadInput, PoolsError, Unreachable
 from .local_node_types import HEAD_TYPE, NodeType, autoscaling_config, load_node_types
 from .local_registry import State
@@ -98,7 +98,8 @@ class LocalCluster:
 
     `node_types` as `load_node_types` gives them. `idle_timeout_s`: a node without work goes after it.
     `tick_s`: the autoscaler looks that often (whole seconds). `autoscaler`: "v2", or "v1" (it ignores labels).
-    `auth_mode`: "disabled", or "token" (Ray finds its token in its own ways: RAY_AUTH_TOKEN, a file). `env` is
+    `auth_mode`: "disabled" or "token", by default as RAY_AUTH_MODE has it here, else disabled. The token is that of
+    RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, else one of the cluster's own; a file in its directory holds it. `env` is
     added to the head's environment, in which any other RAY_* of this process is left out. `on_event` is told in
     words what happens. As a context manager it stops at the end.
     """
@@ -111,14 +112,17 @@ class LocalCluster:
         tick_s: int = 1,
         autoscaler: str = "v2",
         max_workers: int | None = None,
-        auth_mode: str = "disabled",
+        auth_mode: str | None = None,
         dashboard: bool = True,
         env: Mapping[str, str] | None = None,
         start_timeout_s: float = 90.0,
         on_event: Callable[[str], None] | None = None,
     ) -> None:
         _check_choice("autoscaler", autoscaler, ("v1", "v2"))
+        if auth_mode is None:
+            auth_mode = "token" if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" else "disabled"
         _check_choice("auth_mode", auth_mode, ("disabled", "token"))
+        self._token = local_auth.token() if auth_mode == "token" else ""
         if isinstance(tick_s, bool) or not isinstance(tick_s, int) or tick_s < 1:
             raise BadInput("tick_s", tick_s, "whole seconds, at least 1")
         if not 0 < idle_timeout_s < math.inf:
@@ -248,7 +252,7 @@ class LocalCluster:
             created_s=time.time(),
             autoscaler=self.autoscaler,
             ports=ports,
-            driver_env={"RAY_AUTH_MODE": self.auth_mode},
+            driver_env=local_auth.make(self.auth_mode, self._token, directory),
             node_types=sorted(self.node_types),
         )
         problem = None
@@ -357,15 +361,14 @@ class LocalCluster:
 
     def _head_env(self, directory: Path) -> dict[str, str]:
         # a RAY_* of the caller (RAY_ADDRESS, RAY_JOB_..., a system setting) is about another cluster
-        kept = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if self.auth_mode == "token" else ()
-        env = {k: v for k, v in os.environ.items() if k in kept or not k.startswith("RAY_")}
+        env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         # `python` and `pools` in a submitted job are this environment's, as on the nodes of a real cluster
         env["PATH"] = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), env.get("PATH")]))
         env.update(
             {
                 local_processes.MARKER: str(directory),
                 "PYTHONPATH": os.pathsep.join(filter(None, [str(directory / "lib"), env.get("PYTHONPATH")])),
-                "RAY_AUTH_MODE": self.auth_mode,
+                **local_auth.env_of(self.auth_mode, directory),
                 "RAY_FAKE_CLUSTER": "1",
                 "RAY_USAGE_STATS_ENABLED": "0",
                 "AUTOSCALER_UPDATE_INTERVAL_S": str(self.tick_s),

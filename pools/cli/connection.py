@@ -142,7 +142,10 @@ def _leave_private_ones_alone() -> None:
 
 def use_local(cluster: LocalCluster) -> None:
     """This process belongs to it from now on."""
-    os.environ.update(cluster.driver_env())
+    env = cluster.driver_env()
+    os.environ.update(env)
+    if "RAY_AUTH_TOKEN_PATH" in env:
+        os.environ.pop("RAY_AUTH_TOKEN", None)  # another cluster's, which Ray would prefer
 
 
 def keep_ray_quiet() -> None:

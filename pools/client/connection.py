@@ -12,8 +12,9 @@ from .. import wire
 from ..errors import BadInput, PoolsError
 from ..keys import Keys
 from ..limits import check_integer, check_name
+from .authentication import one_line
 from .background import Background
-from .transport import Caller, Transport, TryAgain, one_line
+from .transport import Caller, Transport, TryAgain
 from .views import STATES, View, is_final
 
 COORDINATOR = wire.coordinator_actor_name()

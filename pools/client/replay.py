@@ -24,10 +24,10 @@ from .. import wire
 from ..errors import PoolsError, SlotError, SlotOver, WaitTimeout
 from ..limits import BATCH_MAX
 from ..trace import TraceJob
+from .authentication import one_line
 from .client import Client
 from .slot import Slot, log
 from .ticket import Ticket
-from .transport import one_line
 
 TICK_S = 0.05
 """Between two looks at all jobs. What ends a task or a call wakes the loop at once."""

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from .. import wire
 from ..errors import BadInput, PoolsError, Unreachable
 from ..keys import caller_name
+from .authentication import check_token, one_line, refused_by_ray
 
 GIVE_UP_S = 60.0
 ATTEMPT_S = 30.0
@@ -112,13 +113,6 @@ def shown_actor(actor: str) -> str:
 def no_answer(actor: str, namespace: str, limit_s: float, why: str) -> str:
     """One line for an actor that is there and does not answer."""
     return f"{shown_actor(actor)} of namespace {namespace!r} did not answer within {limit_s:g} s: {one_line(why)}"
-
-
-def one_line(text: str, max_chars: int = 300) -> str:
-    """The first line of somebody else's message, printable and not too long."""
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    first = "".join(char for char in (lines[0] if lines else "") if char.isprintable())
-    return first if len(first) <= max_chars else first[: max_chars - 3] + "..."
 
 
 # --- Ray
@@ -221,7 +215,7 @@ class RayTransport:
         from ray import exceptions
 
         if isinstance(problem, getattr(exceptions, "AuthenticationError", ())):
-            return Unreachable(_refused_by_ray(problem))
+            return Unreachable(refused_by_ray(problem))
         if isinstance(problem, exceptions.RayTaskError):
             return PoolsError(f"an error inside {shown_actor(actor)}: {one_line(str(problem.cause))}")
         if isinstance(problem, exceptions.ActorDiedError):
@@ -255,6 +249,7 @@ def connect_ray(
         return
     where = _resolved(given)
     _probe(where)
+    check_token(where)
     options: dict[str, Any] = {"logging_level": "WARNING", "log_to_driver": False} if quiet else {}
     if runtime_env:
         options["runtime_env"] = dict(runtime_env)
@@ -262,7 +257,7 @@ def connect_ray(
         ray.init(address=where, **options)
     except Exception as problem:  # noqa: BLE001 - ConnectionError, RuntimeError, Ray's own: all mean the same
         if "uthentication" in f"{type(problem).__name__} {problem}":
-            raise Unreachable(_refused_by_ray(problem)) from None
+            raise Unreachable(refused_by_ray(problem)) from None
         raise Unreachable(f"no Ray cluster answers at {given!r}: {one_line(str(problem))}") from None
 
 
@@ -354,10 +349,3 @@ def _probe(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
     except (OSError, OverflowError, UnicodeError) as problem:
         raise Unreachable(f"no Ray cluster answers at {address!r}: {one_line(str(problem))}") from None
-
-
-def _refused_by_ray(problem: BaseException) -> str:
-    return (
-        f"Ray refused this process: {one_line(str(problem), 160)} "
-        "(set RAY_AUTH_MODE, and the token, as the cluster has it)"
-    )
