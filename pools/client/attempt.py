@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..supervise import Ending, Supervised
+from .authentication import one_line
 from .runner import Runner, devices, write_secret
-from .transport import one_line
 
 if TYPE_CHECKING:
     from .slot import Slot

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from typing_extensions import ParamSpec, Unpack
 
 from ..errors import BadInput
+from ..keys import Keys
 from ..settings import ResourceSettings
 from .connection import Connection
 from .function import PoolFunction
@@ -28,8 +29,8 @@ R = TypeVar("R")
 class FunctionCalls(Connection):
     """Base of Client, and never anything else."""
 
-    def __init__(self, transport: Transport, give_up_s: float) -> None:
-        super().__init__(transport, give_up_s)
+    def __init__(self, transport: Transport, give_up_s: float, keys: Keys) -> None:
+        super().__init__(transport, give_up_s, keys)
         self._tasks: Tasks = RayTasks()
 
     @property

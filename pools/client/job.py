@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import PoolsError, Refused, Unreachable
 from .attempt import JOB_CONFIG
-from .transport import one_line
+from .authentication import one_line
 
 if TYPE_CHECKING:
     from .slot import Slot

@@ -1,0 +1,244 @@
+"""On a live cluster with Ray's token authentication: who is let in, who may do what, which versions talk.
+
+Faults it stands for: a command or driver that works only without authentication, or that hangs where it is refused; a
+key, token or operator that is checked in the core and not on the way there; a driver of another version or of other
+code that gets a traceback, or a wrong answer (docs/protocol.md, "Who may do what" and "Wire").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_cli_live import Place
+
+from ray_pools import keys, local_processes
+from ray_pools.core.access import key_hash
+
+pytestmark = pytest.mark.ray
+
+TOP = Path(__file__).parent.parent
+KEY, OPERATOR_KEY = keys.new_key(), keys.new_key()
+
+CONFIG = f"""
+namespace: access
+store: store
+pools:
+  counted: {{capacity: {{seat: 2}}, placement: none}}
+policies:
+  - {{pool: counted, requester: team}}
+  - {{pool: counted, requester: prod}}
+requesters:
+  prod: {{key_sha256: {key_hash(KEY)}}}
+operators: {{key_sha256: {key_hash(OPERATOR_KEY)}}}
+prewarm: {{linger_s: 0}}
+"""
+
+PREAMBLE = """
+import ray_pools as pools
+from ray_pools import errors
+
+def refused(kind, call):
+    try:
+        call()
+    except kind as problem:
+        return problem
+    raise AssertionError(f"{kind.__name__} was due")
+"""
+
+HOLDERS = """
+client, other = pools.connect(namespace="access", quiet=True), pools.connect(namespace="access", quiet=True)
+held = client.submit("team", pool_resources={"seat": 1}, id="held")
+held.wait()
+foreign = {"op": "release", "id": "held", "token": b"not the token of it"}
+assert refused(errors.Refused, lambda: other.coordinator(foreign)).code == "wrong_token"
+assert refused(errors.Refused, lambda: other.release("held", operator="eve")).code == "not_operator"
+assert client.get("held")["state"] == "allocated"
+assert held.release()["state"] == held.release()["state"] == "released"
+
+many = [{"requester": "team", "pool_resources": {"seat": 1}}] * 10_001
+problem = refused(errors.Refused, lambda: client.submit_many(many))
+assert problem.code == "too_many_waiting" and "10000" in str(problem), problem
+assert len(client.list(requester="team")) == 1, "none of them was ever there"
+
+assert refused(errors.Refused, lambda: client.submit("prod", pool_resources={"seat": 1})).code == "wrong_key"
+"""
+
+SKEWED = """
+client = pools.connect(namespace="access", quiet=True)
+ticket = client.submit("team", pool_resources={"seat": 1})
+ticket.wait()
+from ray_pools import wire
+wire.PROTOCOL = 7
+for call in (
+    lambda: pools.connect(namespace="access", quiet=True),
+    lambda: client.submit("team", pool_resources={"seat": 1}),
+    lambda: client.submit_many([{"requester": "team", "pool_resources": {"seat": 1}}] * 2),
+    lambda: client.submit("team", pool_resources={"seat": 1}).wait(),
+    client.status,
+    ticket.release,
+):
+    said = str(refused(errors.ProtocolMismatch, call))
+    assert "protocol 7" in said and "speaks 1" in said, said
+wire.PROTOCOL = 1
+ticket.release()
+"""
+
+OTHER_CODE = """
+import ray_pools
+assert ray_pools.__version__ == "0.0.1+copy", ray_pools.__version__
+client = pools.connect(namespace="access", quiet=True)
+assert client.ping()["version"] != ray_pools.__version__
+with client.slot("team", pool_resources={"seat": 1}) as slot:
+    assert slot.pool == "counted"
+first, second = client.submit_many([{"requester": "team", "pool_resources": {"seat": 1}}] * 2)
+first.release(), second.cancel()
+problem = refused(errors.BadInput, lambda: client.coordinator({"op": "from-the-future"}))
+assert problem.field == "op" and "submit" in problem.expected
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """Pools in a cluster with authentication, brought up by the command line with a home of its own."""
+    base = tmp_path_factory.mktemp("access")
+    (base / "pools.yaml").write_text(CONFIG)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {"HOME": str(base), "POOLS_STATE_DIR": str(base / "state"), "RAY_POOLS_NAMESPACE": "access"}
+    made = Place(base, {**env, "RAY_AUTH_MODE": "token"})
+    up = made.json("up", "pools.yaml", "--local")
+    (note,) = (base / "state" / "local").glob("*.json")
+    cluster = json.loads((Path(json.loads(note.read_text())["directory"]) / "cluster.json").read_text())
+    made.env |= up["env"]
+    assert up["env"]["RAY_AUTH_MODE"] == "token"
+    yield made
+    made.pools("down", "--force", "--local")
+    assert not (base / ".ray").exists(), "Ray's own token file is the user's affair"
+    assert local_processes.cluster_pids(Path(cluster["directory"]), cluster["session"]) == []
+
+
+def driver(place: Place, code: str, **env: str) -> str:
+    return Place(place.folder, {**place.env, **env}).run("python", "-c", PREAMBLE + code).stdout
+
+
+def test_who_holds_and_who_may(place: Place) -> None:
+    """A wrong token, a foreign release, a double release, 10,001 over the limit: each the documented answer."""
+    driver(place, HOLDERS)
+    story = place.pools("log", "--request", "held")
+    assert "release was refused" in story
+    assert "the token is not the request's" in story
+    log = place.pools("log", "coordinator")
+    assert "the key is not the requester's" in log
+    assert "the key is not that of operators" in log
+    for secret in (KEY, OPERATOR_KEY):
+        assert secret not in log + place.pools("status", "--json")
+
+
+@pytest.mark.slow  # a dozen commands
+def test_keys_from_files_and_an_operators_word(place: Place) -> None:
+    key, operator_key = place.folder / "key", place.folder / "operator"
+    key.write_text(KEY + "\n")
+    operator_key.write_text(OPERATOR_KEY + "\n")
+    submit = ("submit", "-r", "prod", "--resource", "seat=1", "--id", "mine")
+    said = place.run("pools", *submit, code=1).stderr
+    assert said.count("\n") == 1
+    assert "protected by a key" in said
+    assert place.json(*submit, "--wait", "--key-file", str(key))["state"] == "allocated"
+    assert "operators have a key" in place.run("pools", "cancel", "mine", code=1).stderr
+    assert "operators have a key" in place.run("pools", "upgrade", code=1).stderr
+    operator = Place(place.folder, {**place.env, "RAY_POOLS_OPERATOR_KEY_FILE": str(operator_key)})
+    (view,) = operator.json("cancel", "mine")
+    assert view["state"] == "cancelled"
+    assert f"operator {view['by']} says: cancel" in place.pools("log", "--request", "mine")
+    place.pools("key", "reset-operators", "--yes")
+    assert place.json("submit", "-r", "team", "--resource", "seat=1", "--id", "free")["id"] == "free"
+    assert place.json("release", "free")[0]["state"] in ("released", "cancelled")
+    assert operator.json("up", "pools.yaml")["changes"] == 1
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN_PATH": ""},
+        {"RAY_AUTH_TOKEN": "another cluster's"},
+        {"RAY_AUTH_TOKEN_PATH": ""},
+        {"RAY_AUTH_TOKEN_PATH": "/nowhere"},
+    ],
+    ids=["disabled", "wrong", "none", "no-file"],
+)
+def test_whom_ray_refuses_hears_it_in_one_line(place: Place, env: dict[str, str]) -> None:
+    """Ray itself tries for 20 s before it says so: here the client has asked before, and nothing of Ray's is said."""
+    stranger = Place(place.folder, {k: v for k, v in {**place.env, **env}.items() if v})
+    stranger.env["POOLS_STATE_DIR"] = str(place.folder / "nothing")
+    done = stranger.run("pools", "status", code=3)
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "refused this process" in done.stderr
+    assert "RAY_AUTH_MODE" in done.stderr
+    code = 'print(refused(errors.Unreachable, lambda: pools.connect(namespace="access")))'
+    assert "refused this process" in stranger.run("python", "-c", PREAMBLE + code).stdout
+
+
+def test_a_ray_client_is_told_what_to_do(place: Place) -> None:
+    done = Place(place.folder, {**place.env, "RAY_ADDRESS": "ray://127.0.0.1:1"}).run(
+        "pools", "status", code=2
+    )
+    assert "ray job submit" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_another_protocol_is_one_clear_error_at_every_entrance(place: Place) -> None:
+    driver(place, SKEWED)
+    code = "import sys; from ray_pools import wire; wire.PROTOCOL = 7; from ray_pools.cli.app import pools; pools()"
+    done = place.run("python", "-c", code, "status", code=2)
+    assert "protocol 7" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def other_code(folder: Path) -> Path:
+    """A copy of the package as a later or earlier one may be: same protocol, other fields and classes."""
+    package = folder / "ray_pools"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(TOP / "pools", package, ignore=ignored)
+    shutil.copytree(TOP / "actors", package / "actors", ignore=ignored)
+
+    def change(file: str, old: str, new: str) -> None:
+        source = (package / file).read_text()
+        assert source.count(old) == 1, (file, old)
+        (package / file).write_text(source.replace(old, new))
+
+    init = (package / "__init__.py").read_text()
+    (package / "__init__.py").write_text(init + '\n__version__ = "0.0.1+copy"\n')
+    change("client/submission.py", '"op": "submit",', '"op": "submit", "colour": {"of": "later"},')
+    change(
+        "client/submission.py",
+        '            "made_at": self._made_at,',
+        '            "unmade": self._made_at,',
+    )
+    change("wire.py", '"after": after,', '"hue": 1, "after": after,')
+    change(
+        "errors.py",
+        "class WaitTimeout(PoolsError)",
+        "class Unheard(PoolsError):\n    pass\n\n\nclass WaitTimeout(PoolsError)",
+    )
+    return folder
+
+
+def test_other_code_of_the_same_protocol_works(place: Place, tmp_path: Path) -> None:
+    driver(place, OTHER_CODE, PYTHONPATH=str(other_code(tmp_path)))
+
+
+@pytest.mark.slow
+def test_a_job_of_ray_with_authentication(place: Place) -> None:
+    dashboard = place.json("up", "pools.yaml")["dashboard"]
+    env = {name: value for name, value in place.env.items() if name != "RAY_ADDRESS"}
+    folder = place.folder / "job"
+    folder.mkdir()
+    code = PREAMBLE + 'client = pools.connect(namespace="access")\n'
+    code += 'with client.slot("team", pool_resources={"seat": 1}) as slot:\n    print("inside", slot.pool)\n'
+    (folder / "driver.py").write_text(code)
+    submit = ("ray", "job", "submit", "--address", dashboard, "--working-dir", ".", "--")
+    assert "inside counted" in Place(folder, env).run(*submit, "python", "driver.py").stdout
