@@ -27,4 +27,5 @@ while epoch < EPOCHS:
     except pools.SlotPreempted:  # leaving the block said "stopped": the capacity has moved on
         if ticket.done:
             raise  # no retries left
+ticket.release()  # called back after the last epoch, it would queue for another slot
 print(checkpoint)
