@@ -38,13 +38,14 @@ def run(command: tuple[str, ...], address: str | None, namespace: str, quiet: bo
     asked = submission(given)
     brought = runtime_env(given["working_dir"], given["runtime_env"], given["runtime_env_json"])
     timeout_s = None if given["timeout"] is None else seconds("--timeout", given["timeout"], 0.0)
+    seconds("--stop-timeout", given["stop_timeout"], 0.0)
     use_cluster(address, namespace)
     connect_ray(None, runtime_env=brought or None)
     from ray_pools.client.attempt import CommandSpec
     from ray_pools.client.command import DEFAULT_STOP_TIMEOUT_S, CommandRun
     from ray_pools.client.job import note_grant, of_this_job, stop_timeout_s
 
-    stop_s = seconds("--stop-timeout", given["stop_timeout"], stop_timeout_s(DEFAULT_STOP_TIMEOUT_S))
+    stop_s = given["stop_timeout"]
     with connect(None, namespace, GIVE_UP_S) as client:
         cwd = None if of_this_job().get("working_dir") else os.getcwd()
         command_run = CommandRun(
@@ -52,7 +53,7 @@ def run(command: tuple[str, ...], address: str | None, namespace: str, quiet: bo
             asked,
             CommandSpec(command, given["env"], cwd),
             say=_silent if quiet else _say,
-            stop_timeout_s=stop_s,
+            stop_timeout_s=stop_timeout_s(DEFAULT_STOP_TIMEOUT_S) if stop_s is None else stop_s,
             on_grant=note_grant,
         )
         _pass_on_signals(command_run)
