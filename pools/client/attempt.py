@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from .slot import Slot
 
 READ_S = 20.0
-_START_SAID_AFTER_S = 15.0
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray's own: what a driver below a job takes over from it (runtime environment, metadata)."""
 
@@ -55,9 +55,10 @@ class Ended:
 
 @dataclass(frozen=True)
 class Lost:
-    """What ran it is gone, and the command with it."""
+    """What ran it is gone, and the command with it; or it never ran."""
 
     why: str
+    began: bool = True
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class RayAttempt:
         self._post = post
         self._lock = threading.Lock()
         self._stop: bool | None = None  # asked for before it was there: by force?
-        self._started = False
+        self._started = self._began = False
         where = slot._strategy(0)
         bundle = slot.bundles[0] if slot.bundles else {}
         self._devices = _devices_of(bundle, where)
@@ -181,28 +182,35 @@ class RayAttempt:
 
     def _stop_it(self, force: bool) -> None:
         with self._lock:
-            self._stop = force
+            first, self._stop = self._stop is None, force
             if self._started:
                 with contextlib.suppress(Exception):  # the thread that reads finds out what it was
                     self._runner.stop.remote(force)
+                return
+        if first:  # its workers may never come up: in a group that is gone, they are pending for ever
+            self._post(Ended(Ending(-signal.SIGTERM, "stopped before it began")))
 
     def _run(self) -> None:
         try:
-            self._post(self._follow())
+            event: Ended | Lost | None = self._follow()
         except Exception as problem:  # noqa: BLE001 - whatever Ray raises: how it ended is not known
-            self._post(Lost(f"{type(problem).__name__}: {one_line(str(problem))}"))
+            event = Lost(f"{type(problem).__name__}: {one_line(str(problem))}", self._began)
+        if event is not None and (self._started or self._stop is None):
+            self._post(event)
 
-    def _follow(self) -> Ended:
+    def _follow(self) -> Ended | None:
+        """None: it was told to stop before it began."""
         import ray
 
         argv, env, cwd, token = self._begin
         visible = ray.get(self._devices) if self._devices is not None else {}
         with self._lock:
-            if self._stop is not None:  # while it was on its way: it need not begin
-                return Ended(Ending(-15, "stopped before it began"))
+            if self._stop is not None:
+                return None
             answer = self._runner.start.remote(argv, {**visible, **env}, cwd, token)
             self._started = True
         found = ray.get(answer)
+        self._began = True
         note = f"on {found['host']}"
         if cwd is not None and not found["same_cwd"]:
             note += f", in {found['cwd']}: {cwd} is not there"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PoolsError, SlotPreempted, WaitTimeout
-from ..supervise import Ending
+from ..supervise import NOT_STARTED, Ending
 from .attempt import Attempt, CommandSpec, Ended, Lost, Started, Unread, start_attempt
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ by that time the command's GPUs should be free."""
 
 _KILLED_WITHIN_S = 15.0
 _FATE_KNOWN_WITHIN_S = 6.0
-_LOST_CODE = 128 + signal.SIGKILL
 
 Say = Callable[[str], None]
 
@@ -140,20 +139,25 @@ class CommandRun:
         self._say(f"granted in {slot.pool}, attempt {slot.k}")
         if self._on_grant is not None:
             self._on_grant(slot)
-        slot.on_preempt(lambda _: self._events.put(Preempted()))
-        attempt = start_attempt(slot, self._spec, self._ticket._token, self._events.put)
+        over = threading.Event()
+
+        def post(event: Any) -> None:
+            if not over.is_set():  # a late word must not be taken for one of the next attempt's
+                self._events.put(event)
+
+        slot.on_preempt(lambda _: post(Preempted()))
+        attempt = start_attempt(slot, self._spec, self._ticket._token, post)
         try:
             ending, told = self._stand_by(slot, attempt)
         finally:
+            over.set()
             attempt.close()
-        if ending is None or self._stopping or not told:
-            self._say(str(ending) if ending else "not ended by SIGKILL: left to the pool")
-            self._give_back(slot)
-            if told and not self._stopping:
-                slot.check()
-            return ending.exit_code if ending else _LOST_CODE
-        self._after_preemption(slot, ending)
-        return None
+        if told and not self._stopping:
+            self._after_preemption(slot, ending)
+            return None
+        self._say(str(ending))
+        self._give_back(slot)
+        return ending.exit_code
 
     def _after_preemption(self, slot: Slot, ending: Ending) -> None:
         problem = slot._problem
@@ -175,7 +179,7 @@ class CommandRun:
         except PoolsError as problem:
             self._say(f"the slot was not given back, its lease will do it: {problem}")
 
-    def _stand_by(self, slot: Slot, attempt: Attempt) -> tuple[Ending | None, bool]:
+    def _stand_by(self, slot: Slot, attempt: Attempt) -> tuple[Ending, bool]:
         """Until the command is gone: how it ended, and whether it was told to leave the slot."""
         deadline: float | None = None
         told = killed = False
@@ -203,10 +207,9 @@ class CommandRun:
                 kill_at = self._pass_on(number, attempt)
                 deadline = kill_at if deadline is None else min(deadline, kill_at)
             elif lost:
-                self._say(f"the command was lost with its node or its supervisor: {lost.why}")
-                return Ending(-signal.SIGKILL), told
+                return _lost(lost), told
             elif killed:
-                return None, told
+                return Ending(-signal.SIGKILL, "did not answer to SIGKILL; it goes with its slot"), told
             else:
                 killed, deadline = True, time.monotonic() + _KILLED_WITHIN_S
                 self._say("time is over: SIGKILL")
@@ -239,6 +242,12 @@ class CommandRun:
             return self._events.get(timeout=None if timeout_s is None else max(timeout_s, 0.0))
         except queue.Empty:
             return None
+
+
+def _lost(lost: Lost) -> Ending:
+    if lost.began:
+        return Ending(-signal.SIGKILL, f"was lost with its node or its supervisor: {lost.why}")
+    return Ending(NOT_STARTED, f"could not be started: {lost.why}")
 
 
 class _Granted:

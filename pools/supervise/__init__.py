@@ -3,6 +3,7 @@
 `guard.py` is the program that stands over a command; `supervised.py` starts it and talks to it.
 """
 
+from .guard import NOT_STARTED
 from .supervised import Ending, Supervised
 
-__all__ = ["Ending", "Supervised"]
+__all__ = ["NOT_STARTED", "Ending", "Supervised"]
