@@ -111,6 +111,11 @@ def request_options(command: Command) -> Command:
                 show_default=True,
                 help="Run again after so many preemptions.",
             ),
+            click.option(
+                "--key-file",
+                metavar="FILE",
+                help="The requester's key, where it is protected by one; a job reads the file where its driver runs.",
+            ),
             click.option("--id", "request_id", help="The request's id; made when left out."),
             click.option(
                 "--lease", type=float, help="Seconds until a slot whose holder hangs is taken back."

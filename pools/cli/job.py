@@ -27,6 +27,7 @@ _FLAGS = {
     "placement": "--placement",
     "timeout": "--timeout",
     "stop_timeout": "--stop-timeout",
+    "key_file": "--key-file",
 }
 
 _OTHER_PYTHON = ("conda", "pip", "uv", "image_uri", "container", "py_executable")

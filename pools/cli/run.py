@@ -12,6 +12,7 @@ import click
 from ray_pools.cli.command_options import place_options, request_options, runtime_env, seconds, submission
 from ray_pools.cli.connection import GIVE_UP_S, cluster_options, connect, connect_ray, use_cluster
 from ray_pools.cli.output import progress
+from ray_pools.keys import key_in_file
 
 if TYPE_CHECKING:
     from ray_pools.client.command import CommandRun
@@ -39,6 +40,7 @@ def run(command: tuple[str, ...], address: str | None, namespace: str, quiet: bo
     brought = runtime_env(given["working_dir"], given["runtime_env"], given["runtime_env_json"])
     timeout_s = None if given["timeout"] is None else seconds("--timeout", given["timeout"], 0.0)
     seconds("--stop-timeout", given["stop_timeout"], 0.0)
+    key = None if given["key_file"] is None else key_in_file(given["key_file"], "--key-file")
     use_cluster(address, namespace)
     connect_ray(None, runtime_env=brought or None)
     from ray_pools.client.attempt import CommandSpec
@@ -46,7 +48,7 @@ def run(command: tuple[str, ...], address: str | None, namespace: str, quiet: bo
     from ray_pools.client.job import note_grant, of_this_job, stop_timeout_s
 
     stop_s = given["stop_timeout"]
-    with connect(None, namespace, GIVE_UP_S) as client:
+    with connect(None, namespace, GIVE_UP_S, key) as client:
         cwd = None if of_this_job().get("working_dir") else os.getcwd()
         command_run = CommandRun(
             client,
