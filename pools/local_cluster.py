@@ -210,9 +210,14 @@ class LocalCluster:
             if problem is None:
                 self._tell(f"Ray answers at {self.address} after {time.monotonic() - started:.1f} s")
                 return self
-            if not problem.ports_taken or attempt == START_ATTEMPTS:
+            if problem.ports_taken and attempt < START_ATTEMPTS:
+                self._tell("another process took one of the ports: starting again with others")
+            elif "raylet" in problem.lost and attempt == 1:
+                self._tell(
+                    "the raylet gave up, as it does on a machine that is too busy: starting once again"
+                )
+            else:
                 raise Unreachable(problem.text)
-            self._tell("another process took one of the ports: starting again with others")
         raise AssertionError("unreachable")
 
     def stop(self) -> list[int]:
@@ -289,19 +294,21 @@ class LocalCluster:
             self._state.session = head.pid
             self._state.write()
             try:
-                why = self._wait_for_head(head)
+                problem = self._wait_for_head(head)
             finally:
                 if head.poll() is None:
                     head.kill()
                     head.wait()
         address = directory / RAY_FOLDER / "ray_current_cluster"
-        if why is None and address.exists():
+        if problem is None and address.exists():
             self._state.address = address.read_text().strip()
             self._state.write()
             return None
-        return _StartProblem(f"the local Ray head did not start: it {why}{_log_end(directory)}")
+        problem = problem or _StartProblem("left no address")
+        problem.text = f"the local Ray head did not start: it {problem.text}{_log_end(directory)}"
+        return problem
 
-    def _wait_for_head(self, head: subprocess.Popen[bytes]) -> str | None:
+    def _wait_for_head(self, head: subprocess.Popen[bytes]) -> _StartProblem | None:
         """Wait for the starting process; None if all went well, else what went wrong."""
         deadline = time.monotonic() + self.start_timeout_s
         dead: set[str] = set()
@@ -311,10 +318,11 @@ class LocalCluster:
             except subprocess.TimeoutExpired:
                 before, dead = dead, local_processes.dead_children(head.pid)
                 if before & dead:  # seen dead twice: nobody waits for it, and Ray would for a minute
-                    return f"lost its process {', '.join(sorted(before & dead))}"
+                    lost = frozenset(before & dead)
+                    return _StartProblem(f"lost its process {', '.join(sorted(lost))}", lost=lost)
             else:
-                return None if code == 0 else f"ended with code {code}"
-        return f"took longer than {self.start_timeout_s:g} s"
+                return None if code == 0 else _StartProblem(f"ended with code {code}")
+        return _StartProblem(f"took longer than {self.start_timeout_s:g} s")
 
     def _autoscaling_config(self, gcs_port: int) -> dict[str, Any]:
         provider = {
@@ -430,6 +438,8 @@ def stop_local(which: str | Path | None = None) -> list[int]:
 class _StartProblem:
     text: str
     ports_taken: bool = False
+    lost: frozenset[str] = frozenset()
+    """Names of processes of the head that died."""
 
 
 def _pick_ports(count: int) -> list[int]:

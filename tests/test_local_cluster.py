@@ -203,6 +203,29 @@ def test_a_start_that_fails_shows_the_log_and_leaves_nothing(
     assert find_local_clusters() == []
 
 
+@pytest.mark.parametrize(("lost", "starts"), [("raylet", 2), ("python", 1)])
+def test_a_head_whose_raylet_gave_up_is_started_once_again(
+    monkeypatch: pytest.MonkeyPatch, lost: str, starts: int
+) -> None:
+    """On a machine that is too busy the raylet ends by itself; whatever else ends would do so again."""
+    problem = local_cluster._StartProblem(f"lost its process {lost}", lost=frozenset({lost}))
+    made: list[Path] = []
+
+    def run_head(cluster: LocalCluster, directory: Path, ports: object) -> local_cluster._StartProblem:
+        made.append(directory)
+        return problem
+
+    monkeypatch.setattr(LocalCluster, "_run_head", run_head)
+    said: list[str] = []
+
+    with pytest.raises(Unreachable, match=f"lost its process {lost}"):
+        make(on_event=said.append).start()
+
+    assert len(made) == starts
+    assert not any(directory.exists() for directory in made)
+    assert sum("starting once again" in text for text in said) == starts - 1
+
+
 def test_stopping_what_is_not_there_says_so() -> None:
     with pytest.raises(Unreachable, match="no local cluster is running"):
         stop_local()
