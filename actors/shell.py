@@ -25,7 +25,7 @@ from ray_pools.actors.clock import ManualClock, make_clock
 from ray_pools.core import records as ev
 from ray_pools.errors import BadInput, PoolsError, Refused
 from ray_pools.store import AppendFailed, Corrupt, Fenced, SequenceGap, Store, SyncFailed, open_store
-from ray_pools.store.base import DamagedSnapshot
+from ray_pools.store.base import DamagedSnapshot, reading_much
 
 log = logging.getLogger("ray_pools")
 
@@ -140,9 +140,10 @@ class Shell:
         """The state as the log tells it."""
         state = self._from_snapshot()
         self._snapshot_seq = state.seq
-        for run in self.store.read_runs(state.seq + 1):
-            for event, at in zip(ev.unpack_all(run.body, run.rows), run.times(), strict=True):
-                state.apply(event, at)
+        with reading_much():
+            for run in self.store.read_runs(state.seq + 1):
+                for event, at in zip(ev.unpack_all(run.body, run.rows), run.times(), strict=True):
+                    state.apply(event, at)
         return state
 
     def _from_snapshot(self) -> Any:

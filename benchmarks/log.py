@@ -36,6 +36,7 @@ from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.pool_state import PoolState
 from ray_pools.store import Reader, open_reader, open_store
+from ray_pools.store.base import reading_much
 from ray_pools.store.chain import genesis, stored
 
 ROUNDS = 5
@@ -150,7 +151,8 @@ def seconds(work: Callable[[], object]) -> Callable[[], float]:
 
 
 def replay(reader: Reader) -> None:
-    count = sum(len(events) for _, events in events_of(reader))
+    with reading_much():
+        count = sum(len(events) for _, events in events_of(reader))
     assert count == EVENTS, count
 
 
@@ -181,9 +183,10 @@ def compare_restarts(reader: Reader) -> dict[str, Any]:
         state = (
             PoolState.load(msgpack.unpackb(snapshot.state, strict_map_key=False)) if snapshot else PoolState()
         )
-        for times, events in events_of(reader, state.seq + 1):
-            for event, at in zip(events, times, strict=True):
-                state.apply(event, at)
+        with reading_much():
+            for times, events in events_of(reader, state.seq + 1):
+                for event, at in zip(events, times, strict=True):
+                    state.apply(event, at)
         assert state.seq == EVENTS
         digests.add(state.digest())
 
