@@ -11,8 +11,8 @@ A store is used by one caller at a time (any thread, never two at once). What a 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 import gc
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
