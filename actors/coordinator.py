@@ -22,6 +22,7 @@ from ray_pools.core.demand import pool_views
 from ray_pools.core.intake import check_room, check_token
 from ray_pools.core.link import SHORTER_LOG, Message, ShorterLog
 from ray_pools.core.requests import FINAL, TAKEN, Request
+from ray_pools.core.timings import TIMINGS
 from ray_pools.errors import PoolsError, Refused
 from ray_pools.limits import check_name
 
@@ -55,9 +56,8 @@ class CoordinatorShell(Shell):
         self._holder_watch: HolderWatch | None = None
         super().__init__("coordinator", store_address, options.get("clock", "wall"))
         if options.get("prewarm", True):
-            self._prewarmer = Prewarmer(
-                float(options.get("prewarm_period_s", 10.0)), float(options.get("prewarm_linger_s", 0.0))
-            )
+            times = self._timings("prewarm")
+            self._prewarmer = Prewarmer(times.get("period_s", 10.0), times.get("linger_s", 0.0))
         self._prewarm_soon()
         if options.get("holder_watch", True):
             self._holder_watch = HolderWatch(lambda: holders.watched(self.core), self._holders_gone)
@@ -92,6 +92,8 @@ class CoordinatorShell(Shell):
                 self._peer(pool).poke()
         if step.events:
             self._prewarm_soon()
+        if self._prewarmer is not None and "prewarm" in self.state.timings:
+            self._prewarmer.go_by(**self._timings("prewarm"))
 
     def has_news(self) -> bool:
         return any(self.core.has_news(pool) for pool in self.state.pools)
@@ -172,11 +174,13 @@ class CoordinatorShell(Shell):
 
     def _op_ping(self, op: dict[str, Any]) -> dict[str, Any]:
         """With what clients go by that name no lease of their own."""
-        lease = {
-            "default_s": self.options.get("lease_default_s"),
-            "renew_s": self.options.get("lease_renew_s"),
-        }
-        return {**super()._op_ping(op), "lease": {key: value for key, value in lease.items() if value}}
+        return {**super()._op_ping(op), "lease": self._timings("lease")}
+
+    def _timings(self, section: str) -> dict[str, float]:
+        """Seconds of a section of the configuration: as the last change set them, else as the actor was made with."""
+        made_with = {name: self.options.get(f"{section}_{name}") for name in TIMINGS[section]}
+        found = self.state.timings.get(section, made_with)
+        return {name: float(seconds) for name, seconds in found.items() if seconds is not None}
 
     def _op_submit(self, op: dict[str, Any]) -> dict[str, Any]:
         sent = commands.submission(op)
@@ -306,6 +310,7 @@ class CoordinatorShell(Shell):
             },
             "operators": {"key_sha256": self.state.operator_key} if self.state.operator_key else {},
             "limits": {name: self.state.limit(name) for name in access.LIMITS},
+            "timings": {section: self._timings(section) for section in TIMINGS},
         }
 
     def _op_change(self, op: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from ray_pools.actors.pool import PoolActor
 from ray_pools.actors.ray_groups import RayGroups
 from ray_pools.core.access import LIMITS
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.core.timings import TIMINGS
 from ray_pools.errors import PoolsError, Refused, Unreachable
 from ray_pools.keys import operator_fields
 
@@ -95,7 +96,8 @@ def up(
     """Make what is missing of coordinator and pools, and bring them to this configuration, all of it or nothing.
 
     Call inside `empty_directory`, connected to the cluster. Safe to repeat. access: keys and limits, as of
-    `Config.access`; None leaves them as they are.
+    `Config.access`; None leaves them as they are. options: what actors are made with; of these only the times reach
+    a coordinator that runs (lease_default_s, lease_renew_s, prewarm_period_s, prewarm_linger_s).
 
     Raises:
         BadInput: the configuration breaks a rule; nothing has changed.
@@ -106,7 +108,11 @@ def up(
     )
     before = ask(coordinator, {"op": "config"})
     progress(f"coordinator is up in namespace {namespace!r}")
-    changes = [*difference(before, pools, policies), *access_difference(before, access)]
+    changes = [
+        *difference(before, pools, policies),
+        *access_difference(before, access),
+        *timings_difference(before, options),
+    ]
     handles = {
         name: _pinned(PoolActor, wire.pool_actor_name(name), namespace).remote(
             store, namespace, name, dict(options)
@@ -166,6 +172,21 @@ def access_difference(before: Mapping[str, Any], access: Mapping[str, Any] | Non
         changes.append(["limits", access["limits"]])
     if before.get("operators", {}) != access["operators"]:
         changes.append(["operators", access["operators"]])
+    return changes
+
+
+def timings_difference(before: Mapping[str, Any], options: Mapping[str, Any]) -> list[list[Any]]:
+    """The changes of times that lead from the running configuration to the given options."""
+    running = before.get("timings", {})  # an older coordinator keeps those that it was made with
+    changes: list[list[Any]] = []
+    for section, values in running.items():
+        wanted = {
+            name: float(options[f"{section}_{name}"])
+            for name in TIMINGS.get(section, ())
+            if f"{section}_{name}" in options
+        }
+        if wanted and {**values, **wanted} != values:
+            changes.append([section, {**values, **wanted}])
     return changes
 
 

@@ -94,6 +94,14 @@ class Prewarmer:
             self._wishes, self._is_new, self._cleared = list(wishes), True, False
             self._wake()
 
+    def go_by(self, period_s: float, linger_s: float) -> None:
+        """Other times from here on; what lingers already does so for as long as it was to."""
+        with self._changed:
+            if (period_s, linger_s) == (self.period_s, self._lingering.linger_s):
+                return
+            self.period_s, self._lingering.linger_s = period_s, linger_s
+            self._changed.notify()
+
     def clear(self) -> None:
         """Takes everything back, what lingers too."""
         with self._changed:

@@ -24,8 +24,9 @@ from .core.config_rules import (
     check_config,
     path_text,
 )
+from .core.timings import TIMINGS, check_timings
 from .errors import MISSING, BadInput
-from .limits import LIVE_REQUESTS, WAITING_PER_REQUESTER, check_name, check_seconds
+from .limits import LIVE_REQUESTS, WAITING_PER_REQUESTER, check_name
 from .settings import unknown_key
 from .yaml_lines import YamlFile, read_yaml
 
@@ -119,15 +120,15 @@ class PolicyModel(_Model):
 class PrewarmModel(_Model):
     """period_s: how often the wish for nodes is sent again. linger_s: how long it stays after the demand ended."""
 
-    period_s: Seconds = 10.0
-    linger_s: Seconds = 30.0
+    period_s: Seconds = TIMINGS["prewarm"]["period_s"]
+    linger_s: Seconds = TIMINGS["prewarm"]["linger_s"]
 
 
 class LeaseModel(_Model):
     """default_s: a client's lease when it names none. renew_s: how often a client renews."""
 
-    default_s: Seconds = 60.0
-    renew_s: Seconds = 10.0
+    default_s: Seconds = TIMINGS["lease"]["default_s"]
+    renew_s: Seconds = TIMINGS["lease"]["renew_s"]
 
 
 class KeyModel(_Model):
@@ -169,6 +170,10 @@ class Config(_Model):
             "operators": self.operators.model_dump(exclude_none=True),
             "limits": self.limits.model_dump(),
         }
+
+    def timings(self) -> dict[str, dict[str, float]]:
+        """The sections `lease` and `prewarm`, as the coordinator takes them."""
+        return {"lease": self.lease.model_dump(), "prewarm": self.prewarm.model_dump()}
 
     def core_pools(self) -> dict[str, PoolConfig]:
         """Name to pool, in the file's order."""
@@ -320,17 +325,8 @@ def _model_at(path: tuple[str | int, ...]) -> type[_Model]:
 
 def _check_values(config: Config, file: YamlFile) -> None:
     check_name("namespace", config.namespace, file.where(("namespace",)))
-    for section, model in (("prewarm", config.prewarm), ("lease", config.lease)):
-        for name, value in model:
-            check_seconds(f"{section}.{name}", value, file.where((section, name)))
-    if not 0 < config.lease.renew_s <= config.lease.default_s / 2:
-        expected = f"more than 0 and at most half of lease.default_s ({config.lease.default_s:g})"
-        raise BadInput("lease.renew_s", config.lease.renew_s, expected, file.where(("lease", "renew_s")))
-    if config.prewarm.period_s <= 0:
-        raise BadInput(
-            "prewarm.period_s", config.prewarm.period_s, "more than 0", file.where(("prewarm", "period_s"))
-        )
     for problem in [
+        *check_timings(config.timings()),
         *check_access(**config.access()),
         *check_config(config.core_pools(), config.core_policies()),
     ]:

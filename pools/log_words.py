@@ -120,8 +120,12 @@ def _access(kind: str, rest: list[Any]) -> str:
     if kind == "operators":
         hashed = rest[0].get("key_sha256")
         return f"operators need a key (SHA-256 {hashed[:12]}...)" if hashed else "operators need no key"
-    limits = ", ".join(f"{name} {number}" for name, number in rest[0].items())
-    return f"limits: {limits or 'as by default'}"
+    numbers = ", ".join(f"{name} {_number(number)}" for name, number in rest[0].items())
+    return f"{kind}: {numbers or 'as by default'}"
+
+
+def _number(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def _commanded(event: ev.Commanded) -> str:

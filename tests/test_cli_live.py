@@ -138,6 +138,9 @@ def test_up_is_safe_to_repeat_and_applies_what_changed(operator: Place) -> None:
     assert operator.json("up", "pools.yaml")["changes"] == 1
     config.write_text(CONFIG.replace("reserved: {gpu: 2}", "reserved: {gpu: 5}"))
     assert "reserved" in operator.run("pools", "up", "pools.yaml", code=2).stderr
+    config.write_text(CONFIG + "lease: {default_s: 90}\n")
+    assert operator.json("up", "pools.yaml")["changes"] == 2
+    assert operator.json("up", "pools.yaml")["changes"] == 0
     config.write_text(CONFIG)
     assert operator.json("up", "pools.yaml")["changes"] == 1
 

@@ -196,6 +196,16 @@ def test_what_changes_during_a_call_goes_into_the_next_one() -> None:
     warm.close()
 
 
+def test_another_period_holds_from_the_change_on() -> None:
+    register = Register()
+    warm = prewarmer(register)
+    warm.update([wish_of(3)])
+    assert register.next_gpus() == 3
+    warm.go_by(0.01, 0.0)  # while it waits for the end of the longer one
+    assert register.next_gpus() == 3
+    warm.close()
+
+
 def test_the_wish_is_sent_again_for_somebody_may_have_overwritten_it() -> None:
     register = Register()
     warm = prewarmer(register, period_s=0.01)

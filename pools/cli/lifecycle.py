@@ -81,13 +81,12 @@ def _start_local(cluster: str | None, config: Path) -> LocalCluster:
 def _bring_up(config: Config) -> dict[str, Any]:
     from ray_pools.actors import deploy
 
-    options = {
-        "prewarm_period_s": config.prewarm.period_s,
-        "prewarm_linger_s": config.prewarm.linger_s,
-        "lease_default_s": config.lease.default_s,
-        "lease_renew_s": config.lease.renew_s,
-        "clock": "wall",
+    times = {
+        f"{section}_{name}": seconds
+        for section, values in config.timings().items()
+        for name, seconds in values.items()
     }
+    options = {**times, "clock": "wall"}
     with deploy.empty_directory():
         connect_ray(None)
         return deploy.up(

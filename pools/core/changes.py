@@ -1,4 +1,4 @@
-"""Changes of pools, policies, keys and limits: what would come of them, judged before it happens (rules 9)."""
+"""Changes of pools, policies, keys, limits and times: what would come of them, judged before it happens (rules 9)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from ray_pools.core.access import check_access
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig, check_config
 from ray_pools.core.coordinator_state import CoordinatorState
+from ray_pools.core.timings import TIMINGS, check_timings
 from ray_pools.errors import BadInput, Refused
 from ray_pools.limits import REQUESTERS_MAX
 
@@ -17,7 +18,8 @@ def merge(state: CoordinatorState, changes: Sequence[Sequence[Any]]) -> list[lis
 
     Changes: ("pool", PoolConfig, uid), ("unpool", name), ("policy", PolicyConfig), ("unpolicy", requester, pool),
     ("requester", name, {"key_sha256": hash}), ("unrequester", name), ("operators", {} or {"key_sha256": hash}),
-    ("limits", {name: number}, those that are not named are as by default).
+    ("limits", {name: number}, those that are not named are as by default), ("lease" or "prewarm", {name: seconds},
+    likewise).
 
     Raises:
         BadInput: what would come out breaks a rule of section 9; names field, value and what would be right.
@@ -56,7 +58,12 @@ def merge(state: CoordinatorState, changes: Sequence[Sequence[Any]]) -> list[lis
 
 
 def _merge_access(keys: dict[str, str], kind: str, rest: list[Any]) -> None:
-    """A change of who may do what, and how much."""
+    """A change of who may do what, and how much; or of times."""
+    if kind in TIMINGS:
+        wrong = check_timings({kind: rest[0]})
+        if wrong:
+            raise wrong[0].error()
+        return
     if kind == "unrequester":
         if keys.pop(rest[0], None) is None:
             raise Refused("unknown_requester", f"requester {rest[0]!r} has no key")

@@ -30,6 +30,8 @@ _SHAPES: dict[str, tuple[list[type], str]] = {
     "unrequester": ([str], "name"),
     "operators": ([dict], "{key_sha256} or {}"),
     "limits": ([dict], "{name: number}"),
+    "lease": ([dict], "{name: seconds}"),
+    "prewarm": ([dict], "{name: seconds}"),
 }
 
 

@@ -27,6 +27,7 @@ from ray_pools.core.requests import (
     dump_request,
     load_request,
 )
+from ray_pools.core.timings import TIMINGS
 from ray_pools.errors import Refused
 
 # So many ids of changes are kept: who repeats one has not heard of the answer yet, and is not far behind.
@@ -53,6 +54,8 @@ class CoordinatorState:
         self.operator_key = ""
         # those that the configuration set
         self.limits: dict[str, int] = {}
+        # section of the configuration (`TIMINGS`) -> its seconds, once a change has set them
+        self.timings: dict[str, dict[str, float]] = {}
         self.ages = 0
         self.requests: dict[str, Request] = {}
         self.peers: dict[str, ev.Peer] = {}
@@ -166,8 +169,12 @@ class CoordinatorState:
                 del self.requester_keys[rest[0]]
             elif kind == "operators":
                 self.operator_key = rest[0].get("key_sha256", "")
-            else:
+            elif kind == "limits":
                 self.limits = dict(rest[0])
+            elif kind in TIMINGS:
+                self.timings[kind] = {**TIMINGS[kind], **rest[0]}
+            else:
+                raise ev.UnknownEvent(f"the log holds a change of {kind!r}, which is unknown here")
         self._admitted.clear()
 
     def _submitted(self, event: ev.Submitted, at: float) -> None:
@@ -317,6 +324,10 @@ class CoordinatorState:
             dumped["holders"] = sorted(
                 [client, sorted(said.items())] for client, said in self.holders.items()
             )
+        if self.timings:
+            dumped["timings"] = [
+                [section, sorted(values.items())] for section, values in sorted(self.timings.items())
+            ]
         return dumped
 
     @classmethod
@@ -343,6 +354,7 @@ class CoordinatorState:
                 state.live_of_client.setdefault(request.client, {})[request.id] = None
                 state._count(request, False)
         state.holders = {client: dict(said) for client, said in dumped.get("holders", ())}
+        state.timings = {section: dict(values) for section, values in dumped.get("timings", ())}
         for request in sorted(requests, key=lambda r: r.changed_seq):
             state.of_client.setdefault(request.client, {})[request.id] = None
         return state

@@ -118,9 +118,9 @@ class Ended(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """Pools, policies, keys or limits changed, all of it or nothing (rules 9). Each change is a list that starts with
-    its kind. `command_id`: of the command, so that one that is repeated changes nothing; "" where it had none. `by`:
-    which operator, "" where none was named. Version 1 had no `by`, and of pools and policies only.
+    """Pools, policies, keys, limits or times changed, all of it or nothing (rules 9). Each change is a list that starts
+    with its kind. `command_id`: of the command, so that one that is repeated changes nothing; "" where it had none.
+    `by`: which operator, "" where none was named. Version 1 had no `by`, and of pools and policies only.
     """
 
     version: int
