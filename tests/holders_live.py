@@ -60,7 +60,7 @@ def hold_in_task(board: Any, lease_s: float) -> None:
 def main(kind: str, lease_s: float) -> None:
     connect_ray(quiet=True)
     held: Any = None
-    if kind == "driver":
+    if kind in ("driver", "job"):
         held, *said = take(lease_s)
     elif kind in ("actor", "detached"):
         options = (
@@ -73,6 +73,8 @@ def main(kind: str, lease_s: float) -> None:
         held = hold_in_task.remote(board, lease_s)
         said = ray.get(board.hear.remote())
     print("held", *said, flush=True)
+    if kind == "job":  # nobody can tell it anything
+        held.preempting.wait()
     for line in sys.stdin:
         obey(line.strip(), held)
         print("done", flush=True)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +35,7 @@ SEATS = 4
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePools]:
-    with live_pools(tmp_path_factory.mktemp("holders"), CONFIG) as live:
+    with live_pools(tmp_path_factory.mktemp("holders"), CONFIG, dashboard=True) as live:
         yield live
 
 
@@ -102,6 +105,34 @@ def in_order(said: list[str], found_by: str) -> None:
     assert sorted(said[len(expected) + 1 :]) == ["expired", "the waiter is granted"]
 
 
+@pytest.fixture
+def in_job(live: LivePools, tmp_path: Path) -> Iterator[Callable[[], tuple[str, int]]]:
+    """Starts a holder as the driver of a job that is submitted to Ray: what it holds, and its pid."""
+    from ray.job_submission import JobSubmissionClient
+
+    jobs, heard = JobSubmissionClient(live.cluster.dashboard_address), tmp_path / "said"
+    os.mkfifo(heard)
+    submitted: list[str] = []
+
+    def begin() -> tuple[str, int]:
+        script = Path(__file__).parent / "holders_live.py"
+        entrypoint = f"{sys.executable} {script} job 60 > {heard}"
+        submitted.append(jobs.submit_job(entrypoint=entrypoint))
+        fd = os.open(heard, os.O_RDWR)  # open for both, it does not wait for the job to open it
+        too_late = threading.Timer(WAIT_S, os.write, (fd, b"too late\n"))
+        too_late.start()
+        with open(fd) as said:
+            lines = iter(said.readline, "too late\n")
+            held = next((line.split() for line in lines if line.startswith("held ")), None)
+            too_late.cancel()
+        assert held is not None, jobs.get_job_logs(submitted[-1])
+        return held[1], int(held[2])
+
+    yield begin
+    for job in submitted:
+        jobs.stop_job(job)
+
+
 @pytest.mark.parametrize("kind", ["driver", "actor", pytest.param("task", marks=pytest.mark.slow)])
 def test_what_a_killed_process_held_is_granted_to_the_next(live: LivePools, start: Start, kind: str) -> None:
     """An actor and a task die alone here: the driver that started them lives on."""
@@ -110,6 +141,17 @@ def test_what_a_killed_process_held_is_granted_to_the_next(live: LivePools, star
     others = fill(live, but=1)
     waiter, took_s = granted_after(live, lambda: os.kill(pid, signal.SIGKILL))
     print(f"{kind} killed: granted to the next after {took_s:.2f} s, with a lease of 60 s")
+    in_order(story(live, id, waiter.id), "ray")
+    free(waiter, *others)
+
+
+def test_what_the_killed_driver_of_a_submitted_job_held_is_granted_to_the_next(
+    live: LivePools, in_job: Callable[[], tuple[str, int]]
+) -> None:
+    id, pid = in_job()
+    others = fill(live, but=1)
+    waiter, took_s = granted_after(live, lambda: os.kill(pid, signal.SIGKILL))
+    print(f"driver of a job killed: granted to the next after {took_s:.2f} s, with a lease of 60 s")
     in_order(story(live, id, waiter.id), "ray")
     free(waiter, *others)
 
