@@ -279,7 +279,13 @@ def ended(running: Running) -> tuple[int, str]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_the_demo_shows_it_all_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("auth_mode", ["disabled", "token"])
+def test_the_demo_shows_it_all_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auth_mode: str
+) -> None:
+    """With Ray's token authentication it makes a token of its own: nothing of the user's is needed, or written."""
+    monkeypatch.setenv("RAY_AUTH_MODE", auth_mode)
+    monkeypatch.setenv("HOME", str(tmp_path))
     code, said = ended(begun(tmp_path, "works in its placement group"))
     assert code == 0, said
     for what in (
@@ -292,6 +298,7 @@ def test_the_demo_shows_it_all_and_leaves_nothing(tmp_path: Path) -> None:
         assert what in said
     assert said.rstrip().endswith("log check: ok")
     assert "\x1b" not in said  # no colours where it is no terminal
+    assert not (tmp_path / ".ray").exists()
 
 
 @pytest.mark.ray

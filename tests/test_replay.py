@@ -452,6 +452,31 @@ def test_ctrl_c_ends_every_request_and_every_process(tmp_path: Path, small: str)
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_registry")
+def test_a_replay_on_a_cluster_with_authentication(tmp_path: Path, small: str) -> None:
+    """The cluster has a token of its own: nothing of the user's is needed, or written."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {"RAY_AUTH_MODE": "token", "HOME": str(tmp_path)}
+    options = ["--limit", "6", "--speed", "300", "--local", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ray_pools.cli", "replay", small, str(SAMPLE), *options],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT_S,
+        check=False,
+        cwd=TOP,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert told["log_check"]["ok"] is True
+    assert sum(team["outcomes"].get("done", 0) for team in told["teams"].values()) == 6
+    assert not (tmp_path / ".ray").exists()
+    assert find_local_clusters() == []
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_registry")
 def test_sixty_real_jobs_of_the_itp_trace() -> None:
     trace = TRACES / "itp2021.csv.gz"
     if not trace.exists():
