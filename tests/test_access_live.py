@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from access_drivers import (
+    FULL,
+    HOLDERS,
+    OTHER_CODE,
+    PREAMBLE,
+    RAY_CLIENT,
+    SKEWED,
+    STATES,
+)
+from other_code import RELEASES, other_release
 from test_cli_live import Place
 
 from ray_pools import keys, local_processes
@@ -21,7 +30,6 @@ from ray_pools.core.access import key_hash
 
 pytestmark = pytest.mark.ray
 
-TOP = Path(__file__).parent.parent
 KEY, OPERATOR_KEY = keys.new_key(), keys.new_key()
 
 CONFIG = f"""
@@ -29,76 +37,23 @@ namespace: access
 store: store
 pools:
   counted: {{capacity: {{seat: 2}}, placement: none}}
+  left: {{capacity: {{gpu: 1}}, placement: none, grace_s: 600}}
+  right: {{capacity: {{gpu: 1}}, placement: none}}
+  placed: {{capacity: {{cpu: 1}}}}
+  nowhere: {{capacity: {{gpu: 1}}, placement: {{labels: {{no.such/label: here}}, provision_timeout_s: 3600}}}}
 policies:
+  - {{pool: left, requester: low}}
+  - {{pool: left, requester: high, priority: 9}}
+  - {{pool: left, requester: both}}
+  - {{pool: right, requester: both}}
+  - {{pool: placed, requester: placed}}
+  - {{pool: nowhere, requester: nowhere}}
   - {{pool: counted, requester: team}}
   - {{pool: counted, requester: prod}}
 requesters:
   prod: {{key_sha256: {key_hash(KEY)}}}
 operators: {{key_sha256: {key_hash(OPERATOR_KEY)}}}
 prewarm: {{linger_s: 0}}
-"""
-
-PREAMBLE = """
-import ray_pools as pools
-from ray_pools import errors
-
-def refused(kind, call):
-    try:
-        call()
-    except kind as problem:
-        return problem
-    raise AssertionError(f"{kind.__name__} was due")
-"""
-
-HOLDERS = """
-client, other = pools.connect(namespace="access", quiet=True), pools.connect(namespace="access", quiet=True)
-held = client.submit("team", pool_resources={"seat": 1}, id="held")
-held.wait()
-foreign = {"op": "release", "id": "held", "token": b"not the token of it"}
-assert refused(errors.Refused, lambda: other.coordinator(foreign)).code == "wrong_token"
-assert refused(errors.Refused, lambda: other.release("held", operator="eve")).code == "not_operator"
-assert client.get("held")["state"] == "allocated"
-assert held.release()["state"] == held.release()["state"] == "released"
-
-many = [{"requester": "team", "pool_resources": {"seat": 1}}] * 10_001
-problem = refused(errors.Refused, lambda: client.submit_many(many))
-assert problem.code == "too_many_waiting" and "10000" in str(problem), problem
-assert len(client.list(requester="team")) == 1, "none of them was ever there"
-
-assert refused(errors.Refused, lambda: client.submit("prod", pool_resources={"seat": 1})).code == "wrong_key"
-"""
-
-SKEWED = """
-client = pools.connect(namespace="access", quiet=True)
-ticket = client.submit("team", pool_resources={"seat": 1})
-ticket.wait()
-from ray_pools import wire
-wire.PROTOCOL = 7
-for call in (
-    lambda: pools.connect(namespace="access", quiet=True),
-    lambda: client.submit("team", pool_resources={"seat": 1}),
-    lambda: client.submit_many([{"requester": "team", "pool_resources": {"seat": 1}}] * 2),
-    lambda: client.submit("team", pool_resources={"seat": 1}).wait(),
-    client.status,
-    ticket.release,
-):
-    said = str(refused(errors.ProtocolMismatch, call))
-    assert "protocol 7" in said and "speaks 1" in said, said
-wire.PROTOCOL = 1
-ticket.release()
-"""
-
-OTHER_CODE = """
-import ray_pools
-assert ray_pools.__version__ == "0.0.1+copy", ray_pools.__version__
-client = pools.connect(namespace="access", quiet=True)
-assert client.ping()["version"] != ray_pools.__version__
-with client.slot("team", pool_resources={"seat": 1}) as slot:
-    assert slot.pool == "counted"
-first, second = client.submit_many([{"requester": "team", "pool_resources": {"seat": 1}}] * 2)
-first.release(), second.cancel()
-problem = refused(errors.BadInput, lambda: client.coordinator({"op": "from-the-future"}))
-assert problem.field == "op" and "submit" in problem.expected
 """
 
 
@@ -182,7 +137,23 @@ def test_whom_ray_refuses_hears_it_in_one_line(place: Place, env: dict[str, str]
     assert "refused this process" in stranger.run("python", "-c", PREAMBLE + code).stdout
 
 
-def test_a_ray_client_is_told_what_to_do(place: Place) -> None:
+def test_cancel_and_release_in_every_state(place: Place) -> None:
+    """docs/protocol.md, "In every state": on live actors, each state by events."""
+    driver(place, STATES)
+
+
+@pytest.mark.slow
+def test_a_requester_may_have_ten_thousand_waiting_and_no_more(place: Place) -> None:
+    driver(place, FULL)
+
+
+def test_a_process_with_ray_client_hears_what_to_do_and_its_tasks_may_have_slots(place: Place) -> None:
+    (note,) = (place.folder / "state" / "local").glob("*.json")
+    cluster = json.loads((Path(json.loads(note.read_text())["directory"]) / "cluster.json").read_text())
+    driver(place, RAY_CLIENT % cluster["ports"]["client"])
+
+
+def test_an_address_of_a_ray_client_is_told_what_to_do(place: Place) -> None:
     done = Place(place.folder, {**place.env, "RAY_ADDRESS": "ray://127.0.0.1:1"}).run(
         "pools", "status", code=2
     )
@@ -198,37 +169,11 @@ def test_another_protocol_is_one_clear_error_at_every_entrance(place: Place) -> 
     assert done.stderr.count("\n") == 1
 
 
-def other_code(folder: Path) -> Path:
-    """A copy of the package as a later or earlier one may be: same protocol, other fields and classes."""
-    package = folder / "ray_pools"
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(TOP / "pools", package, ignore=ignored)
-    shutil.copytree(TOP / "actors", package / "actors", ignore=ignored)
-
-    def change(file: str, old: str, new: str) -> None:
-        source = (package / file).read_text()
-        assert source.count(old) == 1, (file, old)
-        (package / file).write_text(source.replace(old, new))
-
-    init = (package / "__init__.py").read_text()
-    (package / "__init__.py").write_text(init + '\n__version__ = "0.0.1+copy"\n')
-    change("client/submission.py", '"op": "submit",', '"op": "submit", "colour": {"of": "later"},')
-    change(
-        "client/submission.py",
-        '            "made_at": self._made_at,',
-        '            "unmade": self._made_at,',
-    )
-    change("wire.py", '"after": after,', '"hue": 1, "after": after,')
-    change(
-        "errors.py",
-        "class WaitTimeout(PoolsError)",
-        "class Unheard(PoolsError):\n    pass\n\n\nclass WaitTimeout(PoolsError)",
-    )
-    return folder
-
-
-def test_other_code_of_the_same_protocol_works(place: Place, tmp_path: Path) -> None:
-    driver(place, OTHER_CODE, PYTHONPATH=str(other_code(tmp_path)))
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_driver_of_another_release_with_the_same_protocol_works(
+    place: Place, tmp_path: Path, release: str
+) -> None:
+    driver(place, OTHER_CODE, PYTHONPATH=str(other_release(tmp_path, release)))
 
 
 @pytest.mark.slow

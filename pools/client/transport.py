@@ -285,7 +285,7 @@ def _check_address(field: str, address: object) -> None:
     if address.startswith("ray://"):
         expected = (
             "host:port of the cluster's GCS: Ray Client (ray://) can't hold a slot; "
-            "run this on a machine of the cluster, or with `ray job submit`"
+            "run this on a machine of the cluster, with `ray job submit`, or in a Ray task"
         )
         raise BadInput(field, address, expected)
     if address == "local" or "://" in address:
