@@ -28,6 +28,9 @@ STORED = {
     for name, kept in json.loads(stored.read_text()).items()
 }
 
+NOT_YET = {(22, 1), (23, 1)}
+"""Tag and version of events that are too new for the newest histories."""
+
 
 def called(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}"
@@ -39,14 +42,17 @@ def test_a_history_gives_the_state_that_it_gave(path: Path) -> None:
     assert hashes(path, kept["parts"]) == kept["hashes"]
 
 
-def test_the_histories_are_all_there_and_hold_every_event_in_version_1() -> None:
+def test_the_histories_are_all_there_and_hold_every_event_in_every_version() -> None:
+    """A new event, or version of one, needs a new directory of histories (`NOT_YET` until then)."""
     assert set(HISTORIES.glob("*/*.log")) == set(STORED)
     seen = Counter(
         tuple(msgpack.unpackb(body, strict_map_key=False)[:2])
         for path in STORED
         for _, body in read_rows(path)
     )
-    assert {header for header in seen if header[1] == 1} == {(tag, 1) for tag in range(1, 17)}
+    written = {(tag, version) for tag, (_, newest) in ev._CLASSES.items() for version in range(1, newest + 1)}
+    assert set(seen) <= written
+    assert written - set(seen) <= NOT_YET
 
 
 def test_two_processes_that_hash_differently_give_the_same_states() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgpack
 
+from ray_pools.core import access, holders
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.coordinator_state import CoordinatorState
@@ -30,8 +31,8 @@ from ray_pools.core.pool_state import PoolState
 HISTORIES = Path(__file__).parent / "histories"
 STATES = "states.json"
 EVERY_ROWS = 10
-# days of `fault_simulation` whose logs are kept
-SEEDS = (4, 8, 14)
+# days of `fault_simulation` whose logs the next directory keeps; v1 has others
+SEEDS = (7, 45, 56)
 
 Rows = list[tuple[float, bytes]]
 
@@ -104,9 +105,16 @@ def hash_of(state: Any, known: dict[str, list[str]]) -> str:
 # --- writing
 
 
+def logs_of(world: Any) -> dict[str, Rows]:
+    """What the actors of a `LiveStyle` wrote; it is over then."""
+    logs = {name: [(row.at, row.body) for row in store.read()] for name, store in world.stores.items()}
+    world.close()
+    return {who if who == "coordinator" else "pool-" + who: rows for who, rows in logs.items()}
+
+
 def a_rich_day() -> dict[str, Rows]:
     """What the seeded days do not have: tokens, clients, bundles, names that are not ASCII, rejections."""
-    from live_style import COORDINATOR, LiveStyle
+    from live_style import LiveStyle
 
     placement = {"strategy": "PACK", "provision_timeout_s": 60.0}
     pools = {
@@ -146,9 +154,59 @@ def a_rich_day() -> dict[str, Rows]:
             world.about("release", id)
     world.run()
     world.advance(200.0)
-    logs = {name: [(row.at, row.body) for row in store.read()] for name, store in world.stores.items()}
-    world.close()
-    return {who if who == COORDINATOR else "pool-" + who: rows for who, rows in logs.items()}
+    return logs_of(world)
+
+
+def a_day_with_operators() -> dict[str, Rows]:
+    """Processes that are gone or taken over from; operators, keys, limits, and who is refused."""
+    from live_style import COORDINATOR, LiveStyle
+
+    pools = {"p": PoolConfig("p", {"gpu": 2}, grace_s=10.0), "q": PoolConfig("q", {"gpu": 1}, placement=None)}
+    world = LiveStyle(pools, [PolicyConfig("p", "team", 1), PolicyConfig("q", "team", 2)])
+    operator, token = "alicé@host", bytes(range(16))
+
+    def holder(client: str) -> dict[str, str]:
+        node, pid = client.split("/")
+        return {
+            "cluster": "c1",
+            "job": "01000000",
+            "kind": "driver",
+            "node": node,
+            "pid": pid,
+            "worker": client,
+        }
+
+    def submitted(id: str, client: str, gpu: int = 1) -> None:
+        world.submit(id, "team", gpu, client=client, lease_s=60.0, token=token)
+        world.turn(COORDINATOR, lambda core: holders.seen(core, client, holder(client)))
+        world.run()
+
+    hashed = {"key_sha256": access.key_hash("of the team, which is long enough")}
+    first = [("requester", "team", hashed), ("limits", {"live_requests": 50}), ("lease", {"default_s": 90.0})]
+    world.ask("change", [*first, ("prewarm", {"linger_s": 0.0})], "keys-1", operator)
+    submitted("held", "host-1/1")
+    submitted("second", "host-2/2")
+    submitted("waits", "host-1/1", 2)
+    world.now += 1.5
+    # the same submission by another process; that one is gone a little later
+    submitted("held", "host-3/3")
+    world.ask("denied", "held", "release", "eve@host", access.WRONG_TOKEN)
+    world.now += 2.25
+    for _ in range(3):
+        world.ask("denied", "held", "release", "eve@host", access.WRONG_TOKEN)
+    gone = "host-3/3"
+    world.turn(COORDINATOR, lambda core: holders.gone(core, gone, holder(gone), "its worker is gone"))
+    world.run()
+    world.ask("commanded", "upgrade", operator, "", "to version 2")
+    world.turn(COORDINATOR, lambda core: core.cancel(core.find("waits"), operator))
+    world.turn(COORDINATOR, lambda core: core.release(core.find("second"), operator))
+    world.run()
+    world.now += access.DENIED_EVERY_S
+    world.ask("forget")
+    world.ask("change", [("operators", hashed), ("unrequester", "team"), ("limits", {})], "keys-2", operator)
+    world.submit("unheld", "team", 1)
+    world.run()
+    return logs_of(world)
 
 
 def logs_of_today() -> dict[str, Rows]:
@@ -157,6 +215,7 @@ def logs_of_today() -> dict[str, Rows]:
     from fault_simulation import play
 
     made = {f"rich-{who}": rows for who, rows in a_rich_day().items()}
+    made |= {f"operators-{who}": rows for who, rows in a_day_with_operators().items()}
     for seed in SEEDS:
         for who, disk in play(seed).disks.items():
             name = who if who == COORDINATOR else "pool-" + who
