@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import local_auth, local_processes, local_registry
+from . import local_auth, local_guard, local_processes, local_registry
 from .errors import BadInput, PoolsError, Unreachable
 from .local_node_types import HEAD_TYPE, NodeType, autoscaling_config, load_node_types
 from .local_registry import State
@@ -101,7 +101,8 @@ class LocalCluster:
     `auth_mode`: "disabled" or "token", by default as RAY_AUTH_MODE has it here, else disabled. The token is that of
     RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, else one of the cluster's own; a file in its directory holds it. `env` is
     added to the head's environment, in which any other RAY_* of this process is left out. `on_event` is told in
-    words what happens. As a context manager it stops at the end.
+    words what happens. As a context manager it stops at the end. `ends_with_starter`: it is stopped too when this
+    process dies without a word; `keep` takes that back.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class LocalCluster:
         env: Mapping[str, str] | None = None,
         start_timeout_s: float = 90.0,
         on_event: Callable[[str], None] | None = None,
+        ends_with_starter: bool = False,
     ) -> None:
         _check_choice("autoscaler", autoscaler, ("v1", "v2"))
         if auth_mode is None:
@@ -132,6 +134,8 @@ class LocalCluster:
         self.max_workers = max_workers if max_workers is not None else _sum_of_max(node_types)
         self.auth_mode, self.dashboard, self.env = auth_mode, dashboard, dict(env or {})
         self.start_timeout_s, self._on_event = start_timeout_s, on_event
+        self.ends_with_starter = ends_with_starter
+        self._guard: subprocess.Popen[bytes] | None = None
         self._state: State | None = None
 
     @classmethod
@@ -234,10 +238,22 @@ class LocalCluster:
         )
         local_registry.forget(directory)
         self._state = None
+        if self._guard is not None:
+            self._guard.wait()  # it was one of them
+            self._guard = None
         self._tell(f"the local cluster is gone ({len(ended)} processes ended)")
         return ended
 
+    def keep(self) -> None:
+        """It outlives this process."""
+        self.ends_with_starter = False
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.wait()
+            self._guard = None
+
     def __enter__(self) -> LocalCluster:
+        self.ends_with_starter = True
         return self if self._state is not None else self.start()
 
     def __exit__(
@@ -264,6 +280,10 @@ class LocalCluster:
         try:
             self._state.write()
             local_registry.register(directory)
+            if self.ends_with_starter:
+                self._guard = local_guard.spawn(
+                    str(directory), self._state.starter_pid, self._state.starter_start
+                )
             problem = self._run_head(directory, ports)
         except BaseException:  # Ctrl-C too must leave nothing behind
             self.stop()

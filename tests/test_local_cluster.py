@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from ray_pools.local_cluster import LocalCluster, find_local_clusters, stop_loca
 
 CLUSTER_YAML = Path(__file__).parent.parent / "cluster.yaml"
 DRIVER_LIMIT_S = 60
+GUARD_LIMIT_S = 60
 
 GROW = """
 import json, subprocess, time, ray
@@ -114,6 +116,35 @@ def test_grows_by_the_type_asked_for_and_goes_without_a_trace(monkeypatch: pytes
     assert "gpu_spot" in events[0]
     assert "Ray answers at" in events[1]
     assert "is gone" in events[-1]
+
+
+STARTS = """
+import sys
+from ray_pools.local_cluster import LocalCluster
+with LocalCluster({}, dashboard=False) as cluster:
+    print(cluster.directory, cluster._guard.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.ray
+def test_a_private_cluster_ends_with_a_starter_that_is_killed() -> None:
+    """Fault: SIGKILL of a demo, a replay or a test. Nobody else knows of its cluster."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        name, guard = starter.stdout.readline().split()
+        directory = Path(name)
+        session = json.loads((directory / "cluster.json").read_text())["session"]
+        assert left_of(directory, session)
+        watched = os.pidfd_open(int(guard))
+        starter.kill()
+    ready, _, _ = select.select([watched], [], [], GUARD_LIMIT_S)
+    os.close(watched)
+    assert ready, "the guard has not done its work"
+    assert left_of(directory, session) == []
+    assert not directory.exists()
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def _play(console: Console, keep: bool) -> tuple[dict[str, Any], str]:
     teller = _Teller(console)
     teller.say("one Ray cluster, two pools, three teams; Ctrl-C stops everything")
     cluster = LocalCluster.from_cluster_yaml(
-        BUILT_IN, idle_timeout_s=60.0, dashboard=keep, on_event=teller.say
+        BUILT_IN, idle_timeout_s=60.0, dashboard=keep, on_event=teller.say, ends_with_starter=True
     )
     is_kept = False
     try:
@@ -119,6 +119,7 @@ def _play(console: Console, keep: bool) -> tuple[dict[str, Any], str]:
         summary = _run(cluster, teller)
         if keep:
             note_namespaces(cluster, [summary["namespace"]])
+            cluster.keep()
             is_kept = True
     except KeyboardInterrupt:
         teller.say("interrupted: stopping everything")

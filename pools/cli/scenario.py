@@ -66,7 +66,7 @@ def _live_worlds(address: str | None) -> Iterator[WorldFactory]:
 
     started = None
     if address is None:
-        started = LocalCluster({}, dashboard=False, on_event=progress).start()
+        started = LocalCluster({}, dashboard=False, on_event=progress, ends_with_starter=True).start()
         use_local(started)
     try:
         keep_ray_quiet()
