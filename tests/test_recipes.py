@@ -21,7 +21,7 @@ NEEDS = {
     "serve_replicas": "fastapi",
 }
 # more than 20 s each on two cores
-SLOW = ("serve_replicas", "tune_inside")
+SLOW = ("serve_replicas", "tune_inside", "train_beside", "data_beside")
 
 
 def shown(page: str) -> dict[str, str]:
