@@ -34,6 +34,14 @@ class Holder:
         return str(self.slot._ticket.status()["state"])
 
 
+ACTORS: dict[str, dict[str, Any]] = {
+    "actor": {},
+    "detached": {"name": "holder", "lifetime": "detached", "namespace": "test"},
+    # on a node of its own
+    "away": {"num_gpus": 1, "label_selector": {"ray-pools.io/node-type": "gpu_ondemand"}},
+}
+
+
 @ray.remote(num_cpus=0)
 class Board:
     """Where a task says what it can't return, for it goes on."""
@@ -62,11 +70,8 @@ def main(kind: str, lease_s: float) -> None:
     held: Any = None
     if kind in ("driver", "job"):
         held, *said = take(lease_s)
-    elif kind in ("actor", "detached"):
-        options = (
-            {"name": "holder", "lifetime": "detached", "namespace": "test"} if kind == "detached" else {}
-        )
-        held = Holder.options(**options).remote()
+    elif kind in ACTORS:
+        held = Holder.options(**ACTORS[kind]).remote()
         said = ray.get(held.take.remote(lease_s))
     else:
         board = Board.remote()

@@ -206,3 +206,22 @@ def test_who_lives_keeps_its_slot(live: LivePools, start: Start) -> None:
     print(f"detached actor killed after its job was over: granted to the next after {took_s:.2f} s")
     in_order(story(live, kept, last.id), "ray")
     free(waiter, another, last, *others)
+
+
+@pytest.mark.slow
+def test_what_a_process_on_a_dead_node_held_is_granted_to_the_next(live: LivePools, start: Start) -> None:
+    """Ray calls a node dead whose raylet it has not heard of for seconds: until then nobody can know."""
+    process = start("away")
+    id, pid = taken(process)
+    raylet = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert Path(f"/proc/{raylet}/comm").read_text().strip() == "raylet"
+    others = fill(live, but=1)
+
+    def end() -> None:
+        for each in (raylet, pid):
+            os.kill(each, signal.SIGKILL)
+
+    waiter, took_s = granted_after(live, end)
+    print(f"node killed: granted to the next after {took_s:.2f} s, with a lease of 60 s")
+    in_order(story(live, id, waiter.id), "ray")
+    free(waiter, *others)
