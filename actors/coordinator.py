@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import hmac
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ray_pools import wire
 from ray_pools.actors.clock import ManualClock
 from ray_pools.actors.holders import Holder, HolderWatch
-from ray_pools.actors.peer import PeerCaller
+from ray_pools.actors.peer import BEAT_S, PeerCaller, answer_to, beat_after_s, message_of
 from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.actors.shell import Deferred, Later, Shell
 from ray_pools.core import access, commands, holders, prewarm
@@ -20,7 +21,8 @@ from ray_pools.core.coordinator import Coordinator, CoordinatorStep
 from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.demand import pool_views
 from ray_pools.core.intake import check_room, check_token
-from ray_pools.core.link import SHORTER_LOG, Message, ShorterLog
+from ray_pools.core.link import SHORTER_LOG, Message, ShorterLog, StalePeer
+from ray_pools.core.lost import declare_lost
 from ray_pools.core.requests import FINAL, TAKEN, Request
 from ray_pools.core.timings import TIMINGS
 from ray_pools.errors import PoolsError, Refused
@@ -30,6 +32,8 @@ _PREWARM_EVERY_S = 0.2
 _FORGET_EVERY_S = 60.0
 # A pool that an open attempt waits for is asked again this often: one that is gone must not be waited for.
 _ASK_EVERY_S = 2.0
+# A coordinator that starts waits so long at most for pools that can't be reached.
+_LISTEN_MAX_S = 15.0
 _LIST_MAX = 10_000
 _DETAIL_MAX_CHARS = 500
 _PROMISES = frozenset(("submit", "release", "cancel", "stopped", "change"))
@@ -47,14 +51,19 @@ class CoordinatorShell(Shell):
         # who is woken when a request changes: by its client's id, and by its own for those of others that follow it
         self._waiters: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
         self._peers: dict[str, PeerCaller] = {}
-        # pools whose log is shorter than it was, and what was said to them
-        self._distrusted: dict[str, str] = {}
+        # pool -> what its message showed: that its log lost something, or this one
+        self._losses: dict[str, ShorterLog] = {}
+        # pools that have not yet said that they know no longer log of this coordinator
+        self._unheard: set[str] = set()
+        self._all_heard = asyncio.Event()
         # pools that are asked although there is nothing to tell them
         self._asking: set[str] = set()
         self._prewarmer: Prewarmer | None = None
         self._prewarm_timer: asyncio.TimerHandle | None = None
         self._holder_watch: HolderWatch | None = None
         super().__init__("coordinator", store_address, options.get("clock", "wall"))
+        self._unheard = set(self.state.pools)
+        self._heard("")
         if options.get("prewarm", True):
             times = self._timings("prewarm")
             self._prewarmer = Prewarmer(times.get("period_s", 10.0), times.get("linger_s", 0.0))
@@ -64,6 +73,8 @@ class CoordinatorShell(Shell):
         self.schedule_turn()
         self.loop.call_later(_FORGET_EVERY_S, self._forget)
         self.loop.call_later(_ASK_EVERY_S, self._ask_unanswered)
+        self._beat_s = float(options.get("beat_s", BEAT_S))
+        self.loop.call_later(beat_after_s(self._beat_s), self._beat)
 
     # --- the core
 
@@ -74,7 +85,8 @@ class CoordinatorShell(Shell):
         return Coordinator(state, self.epoch, self.clock.now())
 
     def settle(self) -> None:
-        self.core.tick()
+        if not (self._unheard or self._lost_here()):
+            self.core.tick()
 
     def after_turn(self, step: CoordinatorStep) -> None:
         for id in step.touched:
@@ -106,7 +118,9 @@ class CoordinatorShell(Shell):
                 self.namespace,
                 "coordinator",
                 lambda: self._outgoing(pool),
-                lambda message: self.command([{"op": "exchange", "pool": pool, "message": list(message)}]),
+                lambda answer, asked: self.command(
+                    [{"op": "exchange", "pool": pool, "message": list(answer), "asked_in": asked.seen_epoch}]
+                ),
                 lambda: self._silent(pool),
             )
         return peer
@@ -118,11 +132,40 @@ class CoordinatorShell(Shell):
 
     def _ask_unanswered(self) -> None:
         self.loop.call_later(_ASK_EVERY_S, self._ask_unanswered)
-        self._asking = self.core.unanswered()
-        for pool in sorted(self._asking):
+        self._ask(self.core.unanswered())
+
+    def _ask(self, pools: Iterable[str]) -> None:
+        for pool in sorted(pools):
+            self._asking.add(pool)
             self._peer(pool).poke()
 
+    def _beat(self) -> None:
+        """Also where nothing happens both sides see that the other's log is whole. Nothing is logged by that."""
+        self.loop.call_later(beat_after_s(self._beat_s), self._beat)
+        since = self.loop.time() - 0.5 * self._beat_s
+        self._ask(pool for pool in self.state.pools if self._peer(pool).spoke_at < since)
+
+    def _heard(self, pool: str) -> None:
+        self._unheard.discard(pool)
+        if not self._unheard:
+            self._all_heard.set()
+
+    async def command(self, ops: Sequence[dict[str, Any]]) -> list[Any]:
+        """As a shell; but nothing is promised before each pool that can be reached has said that this log is whole."""
+        if self._unheard and any(op.get("op") in _PROMISES for op in ops):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._all_heard.wait(), _LISTEN_MAX_S)
+        return await super().command(ops)
+
+    def _lost_here(self) -> str:
+        """What pools say of this log, if it lost something that they remember: then nothing is promised or logged."""
+        for error in self._losses.values():
+            if error.details["log"] == "coordinator":
+                return str(error)
+        return next((peer.trouble for peer in self._peers.values() if peer.lost == "coordinator"), "")
+
     def _silent(self, pool: str) -> None:
+        self._heard(pool)
         if pool not in self.core.silent:
             task = self.loop.create_task(self.command([{"op": "_silent", "pool": pool}]))
             task.add_done_callback(lambda done: done.exception())
@@ -166,6 +209,7 @@ class CoordinatorShell(Shell):
             "change": self._op_change,
             "status": self._op_status,
             "exchange": self._op_exchange,
+            "declare_lost": self._op_declare_lost,
             "drain": self._op_drain,
             "_silent": lambda op: self.core.set_silent(op["pool"]),
             "_forget": lambda op: self.core.forget(),
@@ -334,8 +378,10 @@ class CoordinatorShell(Shell):
             "silent": sorted(self.core.silent),
             "trouble": {
                 **{pool: peer.trouble for pool, peer in sorted(self._peers.items()) if peer.trouble},
-                **self._distrusted,
+                **{pool: str(error) for pool, error in sorted(self._losses.items())},
             },
+            # pools that this run has not heard yet
+            "unheard": sorted(set(self.state.pools) - self.core.greeted),
             "prewarm": self._prewarmer.status() if self._prewarmer is not None else None,
             "holders": {
                 "watched": len(holders.watched(self.core)),
@@ -344,21 +390,38 @@ class CoordinatorShell(Shell):
         }
 
     def _op_exchange(self, op: dict[str, Any]) -> Later:
-        pool = op["pool"] if "pool" in op else str(op["from"]).removeprefix("pool:")
+        message, is_answer = message_of(op), "pool" in op
+        pool = op["pool"] if is_answer else str(op["from"]).removeprefix("pool:")
+        asked_in = int(op.get("asked_in", 0))
         try:
-            self.core.exchange(pool, Message(*op["message"]))
+            self.core.check(pool, message, asked_in)
         except ShorterLog as error:
-            self._distrusted[pool] = str(error)
+            self._losses[pool] = error
             raise
-        self._distrusted.pop(pool, None)
-        return Later(lambda: list(self.core.outgoing(pool)))
+        except StalePeer:
+            if (
+                pool in self.state.pools
+            ):  # a zombie, or the pool itself with a log that went back: its answer tells
+                self._ask([pool])
+            raise
+        self._losses.pop(pool, None)
+        if is_answer:
+            self._heard(pool)
+        if not (pool in self._unheard or self._lost_here()):
+            self.core.exchange(pool, message, asked_in)
+        return Later(lambda: answer_to(op, self.core.outgoing(pool)))
+
+    def _op_declare_lost(self, op: dict[str, Any]) -> dict[str, Any]:
+        pool = check_name("pool", op.get("pool"))
+        operator, id = check_name("operator", op.get("operator")), check_name("id", op.get("id"))
+        version = declare_lost(self.core, pool, operator, id)
+        self._losses.pop(pool, None)
+        return {"version": version, "uid": self.state.uids.get(pool, "")}
 
     def _carry_out(self, op: dict[str, Any]) -> Any:
         """Nothing is promised by a coordinator whose own log lost something that a pool remembers."""
-        if op.get("op") in _PROMISES:
-            for peer in self._peers.values():
-                if peer.refused == SHORTER_LOG:
-                    return Refused(SHORTER_LOG, peer.trouble)
+        if op.get("op") in _PROMISES and (lost_here := self._lost_here()):
+            return Refused(SHORTER_LOG, lost_here, {"log": "coordinator"})
         result = super()._carry_out(op)
         if isinstance(result, Refused) and result.code in access.DENIALS:  # durable before it is answered
             self.core.denied(commands.about(op), op["op"], commands.caller(op), result.code)
@@ -400,8 +463,8 @@ class CoordinatorShell(Shell):
             "told_at": request.told_at,
             "grace_s": grace_s,
             "grace_left_s": max(0.0, request.told_at + grace_s - self.core.now)
-            if shown == "preempting"
-            else None,
+            if shown == "preempting" and not request.is_lost(request.owner)
+            else (0.0 if shown == "preempting" else None),
             "causes": request.causes,
             "changed_seq": request.changed_seq,
             "lease_s": request.lease_s,

@@ -36,7 +36,8 @@ from ray_pools.errors import BadInput, shown
 log = logging.getLogger("ray_pools")
 
 Post = Callable[[str, str, int, Any], None]
-"""post(kind, request id, attempt, payload), called in the placer's thread: placed (detail), unplaced (why), gone."""
+"""post(kind, request id, attempt, payload), called in the placer's thread: placed (detail), unplaced (why), gone; and
+cleared, of no request."""
 
 CREATE, PENDING, READY, REMOVE, SETTLING = "create", "pending", "ready", "remove", "settling"
 
@@ -118,6 +119,7 @@ class Placer:
         self._clock = clock
         self._placement: Mapping[str, Any] | None = None
         self._groups: dict[str, _Group] = {}
+        self._orphans: set[str] = set()  # not gone yet
         self._found: dict[str, str] | None = None  # name to hex of what was there at the start
         self._due: list[tuple[float, int, str]] = []
         self._numbers = itertools.count()
@@ -152,8 +154,9 @@ class Placer:
         expected: Set[tuple[str, int]],
         placed: Mapping[tuple[str, int], Mapping[str, Any]] | None = None,
     ) -> None:
-        """At the start: removes this pool's groups that nobody expects. `placed` (the details that were posted
-        for grants that still stand) has those watched again: one that is gone is posted as `unplaced`.
+        """At the start: removes this pool's groups that nobody expects, and posts `cleared` when they are gone.
+        `placed` (the details that were posted for grants that still stand) has those watched again: one that is gone
+        is posted as `unplaced`.
         """
         names, watched = {self.name(*each) for each in expected}, dict(placed or {})
         self._send(lambda: self._reconcile(names, watched))
@@ -279,12 +282,16 @@ class Placer:
                 self._enter(group, READY)
         if not self._know_found():
             return
+        self._orphans = set()
         for name in self._found or {}:
             if name not in expected and name not in self._groups:
                 quoted, _, number = name.removeprefix(self.prefix).rpartition("/")
                 k = int(number) if number.isdigit() else 0
                 group = self._groups[name] = _Group(name, unquote(quoted), k, REMOVE)
+                self._orphans.add(name)
                 self._enter(group, REMOVE)
+        if not self._orphans:
+            self._post("cleared", _Group("", "", 0, ""))
 
     # --- steps
 
@@ -397,6 +404,10 @@ class Placer:
             self._found.pop(group.name, None)
         if group.report:
             self._post("gone", group)
+        if group.name in self._orphans:
+            self._orphans.discard(group.name)
+            if not self._orphans:
+                self._post("cleared", group)
 
 
 def _because(info: GroupInfo) -> str:

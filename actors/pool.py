@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 from ray_pools import wire
-from ray_pools.actors.peer import PeerCaller
+from ray_pools.actors.peer import BEAT_S, PeerCaller, answer_to, beat_after_s, message_of
 from ray_pools.actors.placement import Placer
 from ray_pools.actors.shell import Later, Shell
 from ray_pools.core import explain, status
 from ray_pools.core.link import Message
-from ray_pools.core.pool import Place, Pool, Step, Unplace
+from ray_pools.core.pool import BeginAnew, Place, Pool, Step, Unplace
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDING, HOLDING
 from ray_pools.errors import PoolsError
@@ -32,8 +32,13 @@ class PoolShell(Shell):
         self.pool = pool
         self.namespace = namespace
         self._answered = False
-        # the coordinator has answered this run, and so knows no longer log
+        # the coordinator has answered this run, and so knows no longer log; and no group of nobody stands
         self.welcome = False
+        self._clearing = False
+        # the coordinator is called although there is nothing to tell it
+        self._asking = False
+        self._heard_at = 0.0
+        self._beat_s = float(options.get("beat_s", BEAT_S))
         self._effects: list[Any] = []
         self._reports: set[asyncio.Task[None]] = set()
         self._resend_s = float(options.get("resend_s", RESEND_S))
@@ -44,10 +49,13 @@ class PoolShell(Shell):
             wire.coordinator_actor_name(),
             namespace,
             "pool:" + pool,
-            lambda: self.core.outgoing() if self.core.has_news or not self.welcome else None,
-            lambda message: self.command([{"op": "exchange", "message": list(message), "answer": True}]),
+            self._outgoing,
+            lambda answer, asked: self.command(
+                [{"op": "exchange", "message": list(answer), "answer": True, "asked_in": asked.seen_epoch}]
+            ),
         )
         self.schedule_turn()
+        self.loop.call_later(beat_after_s(self._beat_s), self._beat)
 
     # --- the core
 
@@ -62,7 +70,24 @@ class PoolShell(Shell):
             self.core.tick()
             self.core.walk()
 
+    def _outgoing(self) -> Message | None:
+        due = self.core.has_news or not self.welcome or self._asking
+        self._asking = False
+        return self.core.outgoing() if due else None
+
+    def _ask(self) -> None:
+        self._asking = True
+        self.coordinator.poke()
+
+    def _beat(self) -> None:
+        """The coordinator calls often enough, if it knows of this pool: a log that was lost does not."""
+        self.loop.call_later(beat_after_s(self._beat_s), self._beat)
+        if self.loop.time() - max(self._heard_at, self.coordinator.spoke_at) > 1.5 * self._beat_s:
+            self._ask()
+
     def after_turn(self, step: Step) -> None:
+        if any(isinstance(effect, BeginAnew) for effect in step.effects):
+            self._die("it was declared lost: a new run removes what stands of its grants, and begins anew")
         self._effects += step.effects
         if self.welcome:
             self._run_effects()
@@ -81,25 +106,33 @@ class PoolShell(Shell):
                 self.placer.unplace(effect.id, effect.k)
         self._effects.clear()
 
-    def _be_welcome(self) -> None:
+    def _accepted(self, message: Message) -> None:
         """The coordinator knows no longer log of this pool: what stands in it may be acted upon.
 
         Before that nobody is granted, stopped or cleared away: a log that lost its end knows nothing of grants that
-        others hold.
+        others hold. And before groups of nobody are gone nothing that the coordinator says is done: they may be those
+        of a pool that was declared lost, whose requests must not go on elsewhere while their work runs here.
         """
-        self.welcome = True
+        if self._clearing:
+            return
         self._configure_placer()
-        grouped = any(a.placed and a.placed.get("pg") for a in self.state.attempts.values())
-        if self.state.places or grouped:
-            holding = [a for a in self.state.attempts.values() if a.state in HOLDING]
-            self.placer.reconcile(
-                {(a.id, a.k) for a in holding},
-                {
-                    (a.id, a.k): a.placed
-                    for a in holding
-                    if a.state != ENDING and a.placed and a.placed.get("pg")
-                },
-            )
+        attempts = self.state.attempts.values()
+        grouped = any(a.placed and a.placed.get("pg") for a in attempts)
+        told = any(item[2] == "configure" and item[5].get("placement") for item in message.items)
+        if not (self.state.places or grouped or told):
+            self.welcome = True
+            self.core.exchange(message)
+            return
+        self._clearing = True
+        holding = [a for a in attempts if a.state in HOLDING]
+        self.placer.reconcile(
+            {(a.id, a.k) for a in holding},
+            {(a.id, a.k): a.placed for a in holding if a.state != ENDING and a.placed and a.placed.get("pg")},
+        )
+
+    def _op_cleared(self, op: dict[str, Any]) -> None:
+        self._clearing, self.welcome = False, True
+        self._ask()
 
     def has_news(self) -> bool:
         return self.core.has_news or not self.welcome
@@ -132,15 +165,20 @@ class PoolShell(Shell):
             "status": self._op_status,
             "_placed": lambda op: self.core.placed(op["id"], op["k"], op["payload"] or {}),
             "_unplaced": lambda op: self.core.unplaced(op["id"], op["k"], str(op["payload"])),
+            "_cleared": self._op_cleared,
             "_gone": lambda op: self.core.gone(op["id"], op["k"]),
         }
 
     def _op_exchange(self, op: dict[str, Any]) -> Later:
-        self.core.exchange(Message(*op["message"]))
-        self._answered |= not op.get("answer", False)
-        if op.get("answer") and not self.welcome:
-            self._be_welcome()
-        return Later(lambda: list(self.core.outgoing()))
+        message, answer = message_of(op), bool(op.get("answer"))
+        self.core.check(message, int(op.get("asked_in", 0)))
+        if self.welcome or self.core.is_declared_lost(message):
+            self.core.exchange(message)
+            self._answered |= not answer
+        elif answer:
+            self._accepted(message)
+        self._heard_at = self.loop.time()
+        return Later(lambda: answer_to(op, self.core.outgoing()))
 
     def _op_explain(self, op: dict[str, Any]) -> dict[str, Any]:
         attempts = self.state.attempts

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -88,7 +89,7 @@ class Shell:
         self.store_address = store_address
         self.loop = asyncio.get_running_loop()
         self.store: Store = open_store(store_address, name)
-        self.epoch = self.store.open()
+        self.epoch = self.store.open(int(time.time() * 1000))
         self._ops: dict[str, Callable[[dict[str, Any]], Any]] = {
             "ping": self._op_ping,
             "digest": self._op_digest,

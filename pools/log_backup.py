@@ -42,6 +42,7 @@ MANIFEST_FORMAT = "ray-pools-backup"
 MANIFEST_VERSION = 1
 LOOKS_MAX = 500
 LOOK_AGAIN_S = 0.003
+_AHEAD_MS = 24 * 3600 * 1000
 
 
 class Copied(NamedTuple):
@@ -75,6 +76,10 @@ class Memory:
             self.seq = row.seq
             if isinstance(event, ev.Peer):
                 self.of[event.name] = event
+            elif isinstance(event, ev.DeclaredLost):
+                self.of.pop(event.pool, None)
+            elif isinstance(event, ev.BegunAnew):
+                self.of = {COORDINATOR: ev.Peer(COORDINATOR, event.epoch, event.head, 0, 0)}
             elif isinstance(event, ev.Changed):
                 for kind, *rest in event.changes:
                     if kind == "unpool":
@@ -262,7 +267,7 @@ def restore(source: str | Path, store: str) -> Copied:
     _checked(directory, logs, pools)
     if os.path.isdir(place) and (there := sorted(n for n in os.listdir(place) if ".sqlite" in n)):
         raise BadInput("--store", store, f"a store without logs; {there[0]} is there")
-    epochs = {log: max(said["epoch"] + 1, int(time.time())) for log, said in logs.items()}
+    epochs = {log: max(said["epoch"] + 1, int(time.time() * 1000) + _AHEAD_MS) for log, said in logs.items()}
     drafts: dict[str, Path] = {}
     try:
         make_directory(place)
@@ -321,8 +326,9 @@ def _verify_file(directory: Path, log: str, said: Mapping[str, Any]) -> None:
 def _raise_epoch(path: Path, epoch: int) -> None:
     """The log's epoch becomes this one.
 
-    It is the time in seconds: far above any number of restarts of whoever still writes to the log that was backed
-    up, and above that of an earlier restore. So what such a zombie says is refused by all who were restored.
+    It is the time in milliseconds, as actors take it when they open a log, a day from now: above whatever those who
+    still write to the log that was backed up get within that day, however often they start, and above that of an
+    earlier restore. So what such a zombie says is refused by all who were restored.
     """
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = FULL")

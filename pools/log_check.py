@@ -180,7 +180,7 @@ def _nothing_lost(coordinator: CoordinatorStory, stories: Mapping[str, PoolStory
             continue
         life = story.lives.get((id, k))
         if life is None or not life.granted:
-            if story.from_seq == 1:
+            if story.from_seq == 1 and seq > facts.lost.get(story.pool, 0):
                 text = f"told that attempt {k} is granted in pool {story.pool}, whose log knows no such grant"
                 yield Problem(COORDINATOR, seq, id, 6, text)
     for story in stories.values():

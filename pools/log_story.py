@@ -243,6 +243,12 @@ class PoolStory(Story):
             self._granted(seq, event)
         elif isinstance(event, ev.Ended):
             self._ended(seq, event)
+        elif isinstance(event, ev.BegunAnew):  # whatever stood of its grants is removed before it goes on
+            for id, held in list(self._holding.items()):
+                self._hold(id, held, -1)
+            for life in self.lives.values():
+                life.ended = life.ended or seq
+            self._waiting.clear()
 
     def _granted(self, seq: int, event: ev.Granted) -> None:
         waiting = self._waiting.get(event.id)
@@ -327,6 +333,8 @@ class CoordinatorFacts:
     finished: dict[str, tuple[int, str]] = field(default_factory=dict)
     # attempts that started before what is left of a pruned log
     older: dict[str, int] = field(default_factory=dict)
+    # pool -> the last row by which it was declared lost: its log need not show what was told before
+    lost: dict[str, int] = field(default_factory=dict)
 
 
 class CoordinatorStory(Story):
@@ -402,6 +410,9 @@ class CoordinatorStory(Story):
         elif isinstance(event, ev.Told):
             if event.state in ("granted", "placed", "preempting"):
                 facts.told_granted.setdefault((event.id, event.k), seq)
+        elif isinstance(event, ev.DeclaredLost):
+            facts.lost[event.pool] = seq
+            self._heard.pop(event.pool, None)
         elif isinstance(event, ev.Finished):
             facts.finished.setdefault(event.id, (seq, event.state))
 

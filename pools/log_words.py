@@ -19,6 +19,7 @@ _ASKED = {
     "give": "another pool opened to it: its pool is asked to give it back if it still waits",
     "yield": "its pool admits it no more, and is asked to give it back",
     "stopped": "its holder has stopped: the pool is told",
+    "lost": "the log of its pool is lost: what takes its place is asked to end it",
 }
 _DENIED = {
     "wrong_token": "the token is not the request's",
@@ -207,4 +208,11 @@ _WORDS: dict[type[Any], Callable[[Any], str]] = {
     ev.Peer: _peer,
     ev.Commanded: _commanded,
     ev.Denied: _denied,
+    ev.DeclaredLost: lambda event: (
+        f"configuration {event.version}: {event.operator} says that the log of pool {event.pool} is lost for good;"
+        f" another pool takes its place ({event.uid})"
+    ),
+    ev.BegunAnew: lambda event: (
+        f"was declared lost: begins anew as {event.uid}, and nothing before this counts"
+    ),
 }

@@ -38,8 +38,9 @@ import explorer_mutants
 from explorer_cores import UNIT, Config, Part, Violation
 from explorer_world import Step, World
 
+from ray_pools.core.link import is_made_anew
 from ray_pools.core.queue import HOLDING, QUEUED
-from ray_pools.core.requests import FINAL, TAKEN
+from ray_pools.core.requests import FINAL, TAKEN, Request
 
 LIMIT = 3_000_000
 
@@ -69,7 +70,7 @@ def check_logs(world: World, facts: int, dumps: list[int]) -> None:
         if held > int(world.config.gpus[p - 1]):
             raise Violation(f"{name} holds {held}")
     for id, request in requests.items():
-        if request.phase == TAKEN and request.told:
+        if request.phase == TAKEN and request.told and not was_lost(world, request, dumps[0]):
             attempt = world.state(
                 world.names.index(request.owner), dumps[world.names.index(request.owner)]
             ).attempt(id)
@@ -78,6 +79,13 @@ def check_logs(world: World, facts: int, dumps: list[int]) -> None:
                     f"{id}#{request.k} was told {request.told}, which is not in {request.owner}'s log"
                 )
     check_facts(world, facts, dumps)
+
+
+def was_lost(world: World, request: Request, dump: int) -> bool:
+    """Its pool was declared lost while it ran the attempt: what takes its place is asked for the end of it."""
+    directive = request.directives.get(request.owner)
+    anew = is_made_anew(world.state(0, dump).uids[request.owner])
+    return anew and directive is not None and (directive.k, directive.kind) == (request.k, "ask")
 
 
 def check_facts(world: World, facts: int, dumps: list[int]) -> None:
@@ -321,6 +329,9 @@ A-,A+ 1 places=1
 A-,A+ 1 cancel=1 batch=1
 B!,A-,AB+ 11
 A,A 1 split=1
+AB 11 declare=1
+A-,A+ 1 declare=1
+A- 1 declare=1 cancel=1 crash=1
 """
 # Explored on demand (make faults). More is only a matter of patience: AB,AB 11 crash=1 has over 3,000,000 states.
 DEEP = """
@@ -337,6 +348,8 @@ AB,A 11 full=1
 AB,A 11 delete=1 batch=1
 A,AB 21 shrink=1
 A-,A+ 1 places=1 batch=1
+AB,A 11 declare=1
+A- 1 declare=2 crash=1
 """
 
 

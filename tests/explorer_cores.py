@@ -16,13 +16,17 @@ from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.coordinator import Coordinator
 from ray_pools.core.coordinator_state import CoordinatorState
-from ray_pools.core.link import Link, Message
+from ray_pools.core.link import Link, Message, is_made_anew
+from ray_pools.core.lost import declare_lost
 from ray_pools.core.pool import Pool
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.requests import FINAL
 from ray_pools.errors import PoolsError
 
-ENV = ("crash", "split", "full", "cancel", "attach", "delete", "expel", "shrink", "silent", "unplaced")
+ENV = (
+    *("crash", "split", "full", "cancel", "attach", "delete", "expel", "shrink", "silent", "unplaced"),
+    "declare",
+)
 UNIT = {name: 4**place for place, name in enumerate(ENV)}  # budgets: two bits each
 FOREVER_S = 1e8
 
@@ -31,12 +35,12 @@ FOREVER_S = 1e8
 KEY = {
     Pool: "state epoch link bids bid_number bids_due bids_acked promised _bidder _unanswered _needs_walk deadlines",
     Coordinator: "state epoch links bids_seen greeted silent _decided_before",
-    Link: "epoch heard acked index",
+    Link: "epoch head heard acked index",
 }
 ASIDE = {
-    Pool: "name now events effects",
-    Coordinator: "now retention_s leases events touched _decided",
-    Link: "peer head went_back bids_ack",
+    Pool: "name now opened events effects",
+    Coordinator: "now opened retention_s leases events touched _decided",
+    Link: "me peer went_back bids_ack",
 }
 
 Command = tuple[Any, ...]
@@ -63,6 +67,8 @@ class Config(NamedTuple):
     silent: int = 0
     # a placement group does not come up
     unplaced: int = 0
+    # pool A is declared lost; it may have lost any end of its log, or nothing, and goes on until it hears of it
+    declare: int = 0
     # grants are placement groups
     places: int = 0
     # attempts that a request may reach
@@ -213,7 +219,11 @@ class Cores:
         link = core.link if who else core.links[self.names[to]]
         due = link.due()
         message: Message = core.outgoing() if who else core.outgoing(self.names[to])
-        return message._replace(head=0, upto=due[-1][1] if due else link.acked)
+        # what is older than the last declaration must be known for that; else no length counts
+        anew = 0 if who else int(is_made_anew(message.uid)) * int(message.uid.partition("+")[2] or 0)
+        return message._replace(
+            head=anew, opened=anew, seen_epoch=0, seen_head=0, upto=due[-1][1] if due else link.acked
+        )
 
     def _end_turn(self, who: int, core: Any) -> tuple[Any, ...]:
         """What the core does by itself; the events of the turn."""
@@ -238,7 +248,9 @@ class Cores:
         names = self.names
         if who:
             link = core.link
-            links: tuple[Any, ...] = ((link.epoch, link.heard, link.acked, tuple(link.index.items())),)
+            links: tuple[Any, ...] = (
+                (link.epoch, link.head, link.heard, link.acked, tuple(link.index.items())),
+            )
             soft: tuple[Any, ...] = (
                 tuple(core.bids.items()),
                 core.bid_number,
@@ -252,7 +264,7 @@ class Cores:
             )
         else:
             links = tuple(
-                (lk.epoch, lk.heard, lk.acked, tuple(lk.index.items()))
+                (lk.epoch, lk.head, lk.heard, lk.acked, tuple(lk.index.items()))
                 for lk in (core.links[names[p]] for p in self.actors[1:])
             )
             soft = (
@@ -380,6 +392,8 @@ class Cores:
             elif kind == "shrink":
                 gpu = core.state.pools["A"].capacity["gpu"] - 1
                 core.change([("pool", self._pool_config("A", gpu), "A#1")])
+            elif kind == "declare":
+                declare_lost(core, "A", "somebody", "")
             elif kind == "silent":
                 core.set_silent(rest[0])
             elif kind == "speaks":  # something old arrives, of which only that it arrives is new

@@ -16,8 +16,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
+import explorer_cores
+
 from ray_pools.core import coordinator as coordinator_module
-from ray_pools.core import pool_state
+from ray_pools.core import lost, pool_state
 from ray_pools.core import records as ev
 from ray_pools.core.coordinator import Coordinator
 from ray_pools.core.coordinator_state import CoordinatorState
@@ -225,6 +227,19 @@ def _keeps_lower_attempts(self: Pool, id: str, k: int) -> Attempt | None:
     return _current(self, id, k)
 
 
+# ---------------------------------------------------------------- a pool that is declared lost
+
+_declare_lost = explorer_cores.declare_lost
+
+
+def _opens_before_the_new_pool_says_so(core: Coordinator, pool: str, operator: str, id: str) -> int:
+    version = _declare_lost(core, pool, operator, id)
+    for request in list(core.state.waiting_or_holding.values()):
+        if request.phase == TAKEN and request.owner == pool:
+            core._attempt_ended(request, "returned", "")
+    return version
+
+
 # ---------------------------------------------------------------- links
 
 _receive = Link.receive
@@ -288,6 +303,24 @@ MUTANTS = [
     ),
     Mutant("R6", "AB 11 expel=1", "stuck", ((Coordinator, "_admit_anew", _leaves_it_without_pools),)),
     Mutant("R7", "AB 11 delete=1", "stuck", ((Pool, "_current", _keeps_lower_attempts),)),
+    Mutant(
+        "declared-same-uid",
+        "AB 11 declare=1",
+        "",
+        ((lost, "uid_anew", lambda uid, version: uid),),
+    ),
+    Mutant(
+        "declared-opens-early",
+        "AB 11 declare=1",
+        "",
+        ((explorer_cores, "declare_lost", _opens_before_the_new_pool_says_so),),
+    ),
+    Mutant(
+        "declared-old-word",
+        "A- 1 declare=1 cancel=1 crash=1",
+        "",
+        ((Pool, "_is_newer", lambda self, message: True),),
+    ),
     Mutant("link-old-items", "A,A 1", "was held", ((Link, "receive", _takes_old_items),)),
 ]
 

@@ -60,6 +60,11 @@ class World(Cores):
             epoch, heard, acked, bids = copy.views[sender]
             if message.epoch < epoch:
                 continue
+            uid = self._uid(who, copy.dump, sender)
+            if not sender and message.uid != uid:
+                return False
+            if sender and message.uid not in ("", uid):
+                continue
             mine = (message.epoch, message.bids_upto) if sender else (0, message.bids_ack)
             newer = message.to_epoch == copy.epoch and mine > bids
             if message.epoch > epoch or message.upto > heard or message.ack > acked or newer:
@@ -69,11 +74,18 @@ class World(Cores):
         if restarts:
             state = self.state(who, part.dump)
             peer = state.peer if who else state.peers.get(self.names[sender])
+            if sender and message.uid not in ("", self._uid(who, part.dump, sender)):
+                return True
             if peer is None or message.epoch > peer.epoch:
                 return False
             if message.epoch == peer.epoch and (message.upto > peer.heard or message.ack > peer.acked):
                 return False
         return True
+
+    def _uid(self, who: int, dump: int, sender: int) -> str:
+        """What the pool is, or what the coordinator takes the sender for."""
+        state = self.state(who, dump)
+        return str(state.uid if who else state.uids.get(self.names[sender], ""))
 
     # --- what may happen
 
@@ -108,6 +120,8 @@ class World(Cores):
                 yield False, "expel", ("expel", requester)
         if left("shrink") and state.pools["A"].capacity["gpu"]:
             yield False, "shrink", ("shrink",)
+        if left("declare"):
+            yield False, "declare", ("declare",)
         if left("silent") or self.config.silent:
             for p in self.names[1:]:
                 yield False, "silent" if left("silent") else "never", ("silent", p)

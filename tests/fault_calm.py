@@ -32,6 +32,10 @@ def settle(world: World) -> None:
         while world.air:
             world.arrive(world.air.pop(0))
             world.look()
+        for who, process in list(world.processes.items()):
+            if not process.alive:  # it was declared lost, and began anew
+                world.start(who)
+                world.processes[who].crash_at = ""
         processes = list(world.processes.values())
         for process in processes:
             for errand in list(process.errands):
@@ -57,6 +61,9 @@ def calm_down(world: World) -> None:
         if not process.alive:
             world.start(who)
             world.processes[who].crash_at = ""
+    for who, process in list(world.processes.items()):
+        if process.disk.lost and who in world.processes[COORDINATOR].core.state.pools:
+            world.declare_lost(who)
     settle(world)
     agree(world)
     world.calm = True

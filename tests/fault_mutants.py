@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from ray_pools.core import lost
 from ray_pools.core import records as ev
 from ray_pools.core.coordinator import Coordinator
 from ray_pools.core.coordinator_state import CoordinatorState
@@ -92,6 +93,13 @@ def _receive_zombies(self: Link, message: Message) -> list[list[Any]]:
     return _receive_before(self, message._replace(epoch=max(message.epoch, self.epoch)))
 
 
+_check_before = Link.check
+
+
+def _check_nothing_shorter(self: Link, message: Message, asked_in: int = 0) -> None:
+    _check_before(self, message._replace(opened=max(message.opened, self.head)))
+
+
 def _give_grants_back(self: Pool, id: str, k: int, what: str) -> None:
     attempt = self.state.attempts.get(id)
     if what == "give" and attempt is not None and attempt.k == k and attempt.state == GRANTED:
@@ -134,10 +142,12 @@ _patches: dict[str, list[Patch]] = {
     "R3": [(Pool, "exchange", _said_once)],
     "R7": [(Pool, "_current", _current_lower_stays)],
     "link gap check off": [(Link, "receive", _receive_gaps)],
+    "a lost pool keeps its uid": [(lost, "uid_anew", lambda uid, version: uid)],
+    "a shorter log is heard": [(Link, "check", _check_nothing_shorter)],
     "zombies are heard": [(Link, "receive", _receive_zombies)],
 }
 
-MUTANTS = ("reply before sync", "log not fenced", *_patches)
+MUTANTS = ("reply before sync", "log not fenced", "groups of a lost pool stay", *_patches)
 
 
 @contextmanager

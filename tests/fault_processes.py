@@ -16,7 +16,11 @@ The fault model, here and in `fault_simulation.py`:
 - *groups*: a placement group does not come up, or is lost; whoever was to report it dies before that.
 - *clients*: repeat a command by its id until it is answered; stop late or never; renew their leases or vanish.
 
-Not in it: a log that gets shorter (docs/protocol.md, "Links": refused by the other side), groups that a zombie makes.
+- *lost logs*: a pool comes back with an old copy of its log, shorter than the coordinator durably remembers. Whatever
+  it grants then would be wrong; it does nothing until an operator declares it lost, sooner or later. Healthy pools are
+  declared lost, too.
+
+Not in it: a coordinator's log that gets shorter (`test_lost_logs.py`), groups that a zombie makes.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ from ray_pools.core import records as ev
 from ray_pools.core.coordinator import Coordinator
 from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.link import Message
-from ray_pools.core.pool import Place, Pool, Unplace
+from ray_pools.core.lost import declare_lost
+from ray_pools.core.pool import BeginAnew, Place, Pool, Unplace
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDING, HOLDING
 from ray_pools.core.requests import FINAL, TAKEN, Request
@@ -67,6 +72,16 @@ class Disk:
         # what the next append meets: full, sync lost, sync kept
         self.fault = ""
         self.fences = True
+        # a later end of the log is gone, which the coordinator remembers
+        self.lost = False
+
+    def cut(self, rows: int) -> None:
+        """An old copy takes the place of the log: what came later is gone, and so is the epoch."""
+        del self.rows[rows:]
+        self.epoch = self.rows[-1][1] if self.rows else 0
+        if self.snapshot is not None and self.snapshot[0] > rows:
+            self.snapshot = None
+        self.lost = True
 
     def append(
         self, epoch: int, at: float, events: list[Any], expected_seq: int, hear: Callable[[Any], None]
@@ -149,7 +164,8 @@ class Process:
     def __init__(self, world: World, who: str, *, use_snapshot: bool = True) -> None:
         self.world, self.who = world, who
         self.disk = world.disks[who]
-        self.disk.epoch += 1
+        world.machine.who = who
+        self.disk.epoch = max(self.disk.epoch + 1, int(1000 * world.machine.time()))
         self.epoch = self.disk.epoch
         self.alive = True
         self.crash_at = ""
@@ -278,6 +294,9 @@ class Process:
                     for call in self.on_final.pop(id, ()):
                         self.world.reply(self, call, self.view(request))
             return
+        if any(isinstance(effect, BeginAnew) for effect in step.effects):
+            self.disk.lost = False
+            raise Over("it was declared lost, and begins anew")
         self._effects += step.effects
         if self.welcome:
             for effect in self._effects:
@@ -299,7 +318,8 @@ class Process:
         for group in [g for g in groups if g[0] == self.who]:
             attempt = attempts.get(group[1])
             if attempt is None or attempt.k != group[2] or attempt.state not in HOLDING:
-                del groups[group]
+                if self.world.mutant != "groups of a lost pool stay":
+                    del groups[group]
         for a in attempts.values():
             if a.state in HOLDING and a.state != ENDING and a.placed and a.placed.get("pg"):
                 if (self.who, a.id, a.k) not in groups:
@@ -319,9 +339,11 @@ class Process:
         if self.who == COORDINATOR:
             self.core.exchange(peer, message)
             return lambda: pack(self.core.outgoing(peer))
-        self.core.exchange(message)
-        if answer and not self.welcome:
+        self.core.check(message)
+        if answer and not self.welcome and not self.core.is_declared_lost(message):
             self._be_welcome()
+        if self.welcome or self.core.is_declared_lost(message):
+            self.core.exchange(message)
         return lambda: pack(self.core.outgoing())
 
     def _op_submit(self, id: str, requester: str, amounts: dict[str, int], options: dict[str, Any]) -> View:
@@ -352,6 +374,9 @@ class Process:
         request = self.core.find(id)
         return lambda: self.view(request)
 
+    def _op_declare_lost(self, pool: str, id: str) -> int:
+        return declare_lost(self.core, pool, "somebody", id)
+
     def _op_forget(self) -> None:
         self.core.retention_s = -1e9
         self.core.forget()
@@ -375,6 +400,7 @@ class Process:
         """The group is there, or gone, or does not come up; and that is reported, until it is in the log."""
         group = (self.who, errand.id, errand.k)
         if errand.what == "place" and not fails:
+            self.world.auditor.group_is_made(group)
             self.world.groups[group] = None
             call = Call(
                 "placed", (errand.id, errand.k, {"pg": f"{errand.id}/{errand.k}"}), ("errand", errand)

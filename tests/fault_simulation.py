@@ -98,6 +98,10 @@ class Day(World):
     def _replaced(self, process: Process) -> None:
         self.start(process.who)
 
+    def _log_is_cut(self, process: Process) -> None:
+        if process.who != COORDINATOR:
+            self.lose(process)
+
     def _killed(self, process: Process) -> None:
         self.note("%s is killed", process.name)
         process.alive = False
@@ -154,7 +158,7 @@ def _of_client(flight: Flight) -> bool:
     )
 
 
-_FAULTS = (
+_FAULTS: tuple[tuple[str, Any], ...] = (
     *[("replaced", Day._replaced)] * 3,
     *[("killed", Day._killed)] * 2,
     *[("crash in a turn", Day._crash_later)] * 3,
@@ -164,6 +168,7 @@ _FAULTS = (
     ("silent", Day._silent),
     *[("snapshot", Day._snapshot)] * 2,
     ("forget", Day._forget),
+    *[("a log is cut", Day._log_is_cut)] * 2,
 )
 
 

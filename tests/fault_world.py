@@ -12,6 +12,7 @@ from fault_calm import settle
 from fault_processes import COORDINATOR, Call, Disk, Machine, Process, View, Violation, pack
 
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.errors import PoolsError, Refused
 
 PLACEMENT = {"strategy": "PACK", "provision_timeout_s": 60.0}
@@ -210,7 +211,7 @@ class World:
 
     def _answered(self, pending: Pending, result: Any, process: Process) -> None:
         self.note("client: %s is answered by %s: %s", pending, process.name, result)
-        if isinstance(result, PoolsError) and not isinstance(result, Refused) and pending.op != "change":
+        if isinstance(result, PoolsError) and not isinstance(result, Refused) and not _of_operator(pending):
             return  # the disk was full: it asks again
         if isinstance(result, PoolsError) and type(result).__name__ == "Full":
             return
@@ -238,7 +239,7 @@ class World:
 
     def _told(self, pending: Pending, result: Any) -> None:
         op, id = pending.op, pending.id
-        if op == "change":
+        if op in ("change", "declare_lost"):
             self.auditor.told_changed(pending.args[1], result)
             return
         if op == "submit":
@@ -307,10 +308,32 @@ class World:
             self.pools_made += 1
             changes = [("pool", random_pool(rng, name), f"{name}#{self.pools_made + 1}")]
             changes.append(("policy", random_policy(rng, name, team)))
+        elif what < 0.96 and name in state.pools:
+            self.declare_lost(name)
+            return
         else:
             changes = [("unpool", name)]
         self.seen[f"change {changes[0][0]}"] += 1
         self.command("change", "", (changes, f"c{self.commands + 1}"))
+
+    def declare_lost(self, name: str) -> None:
+        """An operator says that the log of a pool is lost, be it so or not."""
+        self.seen["declared lost"] += 1
+        id = f"c{self.commands + 1}"
+        self.command("declare_lost", "", (name, id))
+
+    def lose(self, process: Process) -> None:
+        """The pool comes back with an old copy of its log, shorter than the coordinator knows it."""
+        peers = self.processes[COORDINATOR].disk.fold(CoordinatorState()).peers
+        if process.who not in peers or process.replaced or peers[process.who].head < 1:
+            return
+        process.alive = False
+        self.zombies = [zombie for zombie in self.zombies if zombie.who != process.who]
+        rows = self.rng.randrange(peers[process.who].head)
+        self.note("%s loses its log after row %d of %d", process.who, rows, len(process.disk.rows))
+        process.disk.cut(rows)
+        self.seen["log lost"] += 1
+        self.start(process.who)
 
     def holder_acts(self) -> None:
         """Someone looks what became of a request, renews a lease, or says that it has stopped."""
@@ -339,6 +362,10 @@ class World:
         pending = self.command(op, id, args)
         self.pending.remove(pending)
         pending.answered = True
+
+
+def _of_operator(pending: Pending) -> bool:
+    return pending.op in ("change", "declare_lost")
 
 
 def _told(call: Call) -> str:

@@ -71,7 +71,7 @@ def test_the_shortest_way_is_told_step_by_step() -> None:
 
 def test_nothing_that_a_core_remembers_is_overlooked() -> None:
     """Two cores count as one state when they are alike in these: a new attribute must be one of them, or left aside."""
-    cores = (Pool("A", PoolState(), 1, 0.0), Coordinator(CoordinatorState(), 1, 0.0), Link("A"))
+    cores = (Pool("A", PoolState(), 1, 0.0), Coordinator(CoordinatorState(), 1, 0.0), Link("", "A"))
     for core in cores:
         assert set(vars(core)) == {*KEY[type(core)].split(), *ASIDE[type(core)].split()}
 

@@ -42,6 +42,7 @@ _HAPPENS = (
         "Opened",
         "Changed",
     ),
+    *("log lost", "DeclaredLost", "BegunAnew"),
     *("Endedreturned", "Endedstopped", "Endedexpired", "Askedgive", "Askedyield", "id_in_use for submit"),
 )
 
@@ -62,6 +63,9 @@ _CAUGHT_WITHIN = {
     "R3": 600,
     "R7": 40,
     "zombies are heard": 1000,
+    "groups of a lost pool stay": 40,
+    "a lost pool keeps its uid": 40,
+    "a shorter log is heard": 60,
 }
 
 
@@ -93,7 +97,10 @@ def noticed_within(mutant: str, seeds: int) -> bool:
     return any(caught(mutant, [seed]) for seed in range(seeds))
 
 
-@pytest.mark.parametrize("mutant", ["reply before sync", "log not fenced", "cancel does not fence", "R7"])
+@pytest.mark.parametrize(
+    "mutant",
+    ["reply before sync", "log not fenced", "cancel does not fence", "R7", "groups of a lost pool stay"],
+)
 def test_a_broken_core_is_noticed(mutant: str) -> None:
     """Fault: the checks look away."""
     assert noticed_within(mutant, _CAUGHT_WITHIN[mutant])

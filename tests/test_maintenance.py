@@ -196,7 +196,7 @@ def test_what_is_restored_is_the_same_and_goes_on_above_every_zombie(
             log.head()[1],
         )
         log.close()
-    link = Link("coordinator", done.logs["coordinator"]["epoch"], 2)
+    link = Link("pool:p", "coordinator", done.logs["coordinator"]["epoch"], 2)
     zombie = Message("coordinator", "", 101, 500, 0, 500, [], 0, [], 0, 0, 0)
     with pytest.raises(StalePeer):
         link.receive(zombie)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,7 +17,7 @@ from ray_pools import wire
 from ray_pools.actors import shell as shell_module
 from ray_pools.actors.clock import ManualClock
 from ray_pools.actors.coordinator import CoordinatorShell
-from ray_pools.actors.peer import PeerCaller
+from ray_pools.actors.peer import PeerCaller, exchange_op
 from ray_pools.actors.pool import PoolShell
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.store import AppendFailed, open_store
@@ -29,13 +29,15 @@ _addresses = itertools.count()
 class Shells:
     """The actors' own shells on one event loop: calls between them are calls of `call`, the clock is a test's."""
 
+    options: ClassVar[dict[str, Any]] = {}
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.address = f"memory:shells-{next(_addresses)}"
         self.clock = ManualClock(1000.0)
         self.actors: dict[str, Any] = {}
 
         async def exchange(caller: PeerCaller, message: Any) -> Any:
-            request = wire.encode_request([{"op": "exchange", "from": caller.me, "message": list(message)}])
+            request = wire.encode_request([exchange_op(caller.me, message)])
             response = await self.actors[caller.actor_name].call(request)
             (result,) = wire.decode_response(response, 1, caller.actor_name)
             return type(message)(*wire.value_of(result))
@@ -56,7 +58,7 @@ class Shells:
     def start(self) -> None:
         """Both actors, in the place of those before them; what these still do, they do for nobody."""
         self.stop()
-        options = {"clock": "manual", "prewarm": False, "resend_s": 0.01}
+        options = {"clock": "manual", "prewarm": False, "resend_s": 0.01, **self.options}
         self.actors = {
             wire.coordinator_actor_name(): CoordinatorShell(self.address, "ns", options),
             wire.pool_actor_name("p"): PoolShell(self.address, "ns", "p", options),
@@ -213,7 +215,7 @@ def test_a_replaced_coordinator_answers_nobody(play: Play, monkeypatch: pytest.M
         assert (await shells.ask("ping"))["name"] == "coordinator"
         ended.clear()  # what the pool said meanwhile found it out, too
         await shells.ask("get", ids=["a"])
-        assert "a later one has opened epoch 2" in ended[0]
+        assert "a later one has opened epoch" in ended[0]
 
     play(story)
 

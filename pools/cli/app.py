@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "backup": ("ray_pools.cli.maintenance:backup", "Copy all logs, while the pools run."),
     "restore": ("ray_pools.cli.maintenance:restore", "Put the logs of a backup into an empty store."),
+    "pool": ("ray_pools.cli.pool:pool", "About one pool: declare-lost."),
     "upgrade": (
         "ray_pools.cli.maintenance:upgrade",
         "Go on with the code of this environment, from the same logs.",

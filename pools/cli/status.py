@@ -40,6 +40,8 @@ def status(address: str | None, namespace: str, as_json: bool) -> None:
         )
     for name, why in silent.items():
         click.echo(f"pool {name!r} does not answer: {why}")
+    for name, why in coordinator.get("trouble", {}).items():
+        click.echo(f"trouble with pool {name!r}: {why}")
     click.echo(prewarm_text(coordinator.get("prewarm")))
     if trouble := (coordinator.get("holders") or {}).get("trouble"):  # older coordinators have none
         click.echo(f"dead holders: found by their leases alone: {trouble}")

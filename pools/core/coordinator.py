@@ -19,6 +19,7 @@ from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.intake import check_age, check_room, check_same, check_token
 from ray_pools.core.leases import Leases
 from ray_pools.core.link import Link, Message
+from ray_pools.core.lost import check
 from ray_pools.core.requests import FINAL, OPEN, TAKEN, Request, directive_item
 from ray_pools.errors import Refused
 
@@ -54,6 +55,8 @@ class Coordinator:
         self.epoch = epoch
         self.retention_s = retention_s
         self.now = max(now, state.clock)
+        # how long the log was when this run opened it
+        self.opened = state.seq
         self.events: list[Any] = []
         self.touched: dict[str, None] = {}
         # answers of the open attempts that this turn, and the one before, decided: a turn that fails gives them back
@@ -78,7 +81,8 @@ class Coordinator:
         link = self.links.get(pool)
         if link is None:
             peer = self.state.peers.get(pool) or ev.Peer(pool, 0, 0, 0, 0)
-            link = self.links[pool] = Link("pool:" + pool, peer.epoch, peer.head, peer.heard, peer.acked)
+            known = peer.epoch, peer.head, peer.heard, peer.acked
+            link = self.links[pool] = Link("coordinator", "pool:" + pool, *known)
             self._rebuild(pool)
         return link
 
@@ -139,6 +143,7 @@ class Coordinator:
             link.epoch, link.head, link.heard, link.acked = epoch, head, heard, acked
             self._rebuild(name)
         self.denials = before.denials
+        self.opened = before.opened
         self.bids_seen, self.greeted, self.silent = soft.bids_seen, before.greeted, before.silent
         decided = {**before._decided_before, **before._decided}
         for id, request in self.state.waiting_or_holding.items():
@@ -252,7 +257,7 @@ class Coordinator:
         """The holder of a preempting grant has stopped; without effect on any other. `by`: an operator says so."""
         if request.phase == TAKEN and request.told == "preempting" and not request.asked:
             directive = request.directives.get(request.owner)
-            if directive is None or (directive.k, directive.what) != (request.k, "stopped"):
+            if directive is None or directive.k != request.k or directive.what not in ("stopped", "lost"):
                 self.commanded("stopped", by, request.id)
                 self._emit_for(request, ev.Asked(request.id, request.k, "stopped"))
 
@@ -310,14 +315,15 @@ class Coordinator:
 
     # --- messages of a pool
 
-    def exchange(self, pool: str, message: Message) -> None:
-        """A message of a pool: what became of what it has taken, and its bids (docs/protocol.md)."""
-        if pool not in self.state.pools or message.uid not in ("", self.state.uids[pool]):
-            raise Refused(
-                "unknown_pool", f"there is no pool {pool!r} with id {message.uid!r}", {"pool": pool}
-            )
+    def check(self, pool: str, message: Message, asked_in: int = 0) -> None:
+        """Whether the pool may be listened to. Raises Refused, as `lost.check`."""
+        check(self, pool, message, asked_in)
+
+    def exchange(self, pool: str, message: Message, asked_in: int = 0) -> None:
+        """A message of a pool: what became of what it has taken, and its bids (docs/protocol.md). Raises as `check`."""
+        self.check(pool, message, asked_in)
         link = self._link(pool)
-        items = link.receive(message)
+        items = link.receive(message, asked_in)
         if link.went_back:
             self._rebuild(pool)
         was_silent = pool in self.silent
@@ -360,7 +366,7 @@ class Coordinator:
         epoch, bids = self.bids_seen.get(pool, (0, 0))
         return Message(
             "coordinator",
-            "",
+            state.uids.get(pool, ""),
             self.epoch,
             state.seq,
             link.acked,
@@ -371,6 +377,7 @@ class Coordinator:
             0,
             bids,
             epoch,
+            *(self.opened, link.epoch, link.head),
         )
 
     def has_news(self, pool: str) -> bool:

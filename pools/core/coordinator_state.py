@@ -16,6 +16,7 @@ import msgpack
 from ray_pools.core import records as ev
 from ray_pools.core.access import LIMITS
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.core.link import took_the_place_of
 from ray_pools.core.quota import NO_POLICY, admission_cause
 from ray_pools.core.requests import (
     FINAL,
@@ -138,15 +139,14 @@ class CoordinatorState:
 
     def _changed(self, event: ev.Changed, at: float) -> None:
         self.version = event.version
-        if event.command_id:
-            self.changes_made[event.command_id] = event.version, _change_hash(event.changes)
-            if len(self.changes_made) > CHANGE_IDS_KEPT:
-                del self.changes_made[next(iter(self.changes_made))]
+        self._remember(event.command_id, event.changes)
         for kind, *rest in event.changes:
             if kind == "pool":
                 config = PoolConfig.from_wire(rest[0])
                 self.pools[config.name] = config
-                self.uids[config.name] = rest[1]
+                # whoever made the change need not know yet that the pool was declared lost
+                if not took_the_place_of(self.uids.get(config.name, ""), rest[1]):
+                    self.uids[config.name] = rest[1]
                 self.configured[config.name] = self.seq
             elif kind == "unpool":
                 (name,) = rest
@@ -176,6 +176,31 @@ class CoordinatorState:
             else:
                 raise ev.UnknownEvent(f"the log holds a change of {kind!r}, which is unknown here")
         self._admitted.clear()
+
+    def _declared_lost(self, event: ev.DeclaredLost, at: float) -> None:
+        """Another pool has the name: it must be told of what waits or was taken there, and of nothing else."""
+        self.version, pool = event.version, event.pool
+        self._remember(event.command_id, [["lost", pool]])
+        self.uids[pool], self.configured[pool] = event.uid, self.seq
+        self.peers.pop(pool, None)
+        for request in self.requests.values():
+            before = request.directives.pop(pool, None)
+            if request.phase == OPEN and pool in request.pools:
+                request.directives[pool] = Directive(self.seq, "enqueue", request.k)
+            elif request.phase == TAKEN and request.owner == pool:
+                holder_knows = request.told in ("placed", "preempting") or (before and before.what == "lost")
+                request.directives[pool] = Directive(
+                    self.seq, "ask", request.k, "lost" if holder_knows else "yield"
+                )
+                if request.told == "placed":  # its holder must leave
+                    request.told, request.told_at = "preempting", at
+                self._touch(request)
+
+    def _remember(self, command_id: str, changes: list[list[Any]]) -> None:
+        if command_id:
+            self.changes_made[command_id] = self.version, _change_hash(changes)
+            if len(self.changes_made) > CHANGE_IDS_KEPT:
+                del self.changes_made[next(iter(self.changes_made))]
 
     def _submitted(self, event: ev.Submitted, at: float) -> None:
         request = self.requests[event.id] = Request(event, at)
@@ -239,6 +264,8 @@ class CoordinatorState:
         request = self.requests[event.id]
         if event.what in ("release", "cancel", "expire"):
             request.asked = event.what
+        if request.is_lost(request.owner):
+            return  # that its pool must end it is said already
         request.directives[request.owner] = Directive(self.seq, "ask", event.k, event.what)
 
     def _finished(self, event: ev.Finished, at: float) -> None:
@@ -391,4 +418,5 @@ _APPLY: dict[type[Any], Any] = {
     ev.Peer: CoordinatorState._peer,
     ev.Commanded: CoordinatorState._commanded,
     ev.Denied: CoordinatorState._denied,
+    ev.DeclaredLost: CoordinatorState._declared_lost,
 }

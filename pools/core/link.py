@@ -7,7 +7,8 @@ order, and says where it starts; the receiver takes it only when nothing is miss
 how far the stream was worked in, durably. So loss, repetition and reordering of messages are harmless.
 
 A side that comes back opens its log with a higher epoch: what a lower epoch still sends is refused, and so is a log
-that is shorter than one seen before.
+that is shorter than one seen before. What counts is its length when it was opened: what was appended since then says
+nothing about what was lost.
 """
 
 from __future__ import annotations
@@ -22,6 +23,24 @@ ITEMS_MAX = 2000
 SHORTER_LOG = "shorter_log"
 
 
+_MARK = "+"
+
+
+def is_made_anew(uid: str) -> bool:
+    """The uid is of a pool that took the place of one that was declared lost."""
+    return _MARK in uid
+
+
+def took_the_place_of(uid: str, before: str) -> bool:
+    """The uid is of a pool that took the place of the one with uid `before`, or of one that took its place."""
+    return is_made_anew(uid) and uid.partition(_MARK)[0] == before.partition(_MARK)[0]
+
+
+def uid_anew(uid: str, version: int) -> str:
+    """The uid of what takes the place of the pool with this uid, by the change that makes this version."""
+    return f"{uid.partition(_MARK)[0]}{_MARK}{version}"
+
+
 class StalePeer(Refused):
     """A message of a run of the other side that has been replaced: it must stop."""
 
@@ -30,10 +49,25 @@ class StalePeer(Refused):
 
 
 class ShorterLog(Refused):
-    """The other side came back with less than it had told us before: its log lost something."""
+    """A side came back with less than it had told the other before: its log lost something."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(SHORTER_LOG, message)
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(SHORTER_LOG, message, {"log": log})
+
+
+def lost(whose: str, opened: int, epoch: int, witness: str, head: int, seen_in: int) -> ShorterLog:
+    """What both sides say of a log that lost something; it names both, and what to do."""
+    remedy = (
+        f"say that it is lost for good: pools pool declare-lost {whose.removeprefix('pool:')}"
+        if whose.startswith("pool:")
+        else "restore a backup of all logs: pools restore"
+    )
+    return ShorterLog(
+        f"the log of {whose} lost something: it was opened with {opened} events (epoch {epoch}), and {witness}"
+        f" has seen {head} of it (epoch {seen_in}). Put its newest whole copy back, or {remedy}"
+        ' (docs/operations.md, "A log that lost something")',
+        whose,
+    )
 
 
 class Message(NamedTuple):
@@ -53,13 +87,27 @@ class Message(NamedTuple):
     bids_upto: int
     bids_ack: int
     to_epoch: int
+    # how long the sender's log was when this run of it opened it (-1: an older version, which does not say)
+    opened: int = -1
+    # the longest that the sender has seen the receiver's log, and in which epoch
+    seen_epoch: int = 0
+    seen_head: int = 0
+
+    def to_wire(self, *, whole: bool = True) -> list[Any]:
+        """The message as it travels; not `whole`: as an older version takes it."""
+        return list(self if whole else self[:_FIELDS_AT_FIRST])
+
+
+_FIELDS_AT_FIRST = 12
 
 
 class Link:
     """One side's view of the stream in both directions with one peer."""
 
-    def __init__(self, peer: str, epoch: int = 0, head: int = 0, heard: int = 0, acked: int = 0) -> None:
-        self.peer = peer
+    def __init__(
+        self, me: str, peer: str, epoch: int = 0, head: int = 0, heard: int = 0, acked: int = 0
+    ) -> None:
+        self.me, self.peer = me, peer
         # the highest epoch, and in it the longest log, that the peer has shown
         self.epoch = epoch
         self.head = head
@@ -95,23 +143,26 @@ class Link:
                 break
         return pairs
 
-    def receive(self, message: Message) -> list[list[Any]]:
-        """The items that are new, in order; none where something is missing before them.
+    def check(self, message: Message, asked_in: int = 0) -> None:
+        """Whether the peer may be listened to. `asked_in`: of an answer, the peer's epoch as it was known when it was
+        asked. Who answers has just seen that nobody opened its log after it: with a lower epoch its log went back.
 
         Raises:
             StalePeer: the message is of an epoch that has been replaced.
             ShorterLog: the peer's log is shorter than it was.
         """
+        opened = message.opened if message.opened >= 0 else message.head
+        if message.epoch < asked_in or (message.epoch > self.epoch and opened < self.head):
+            raise lost(self.peer, opened, message.epoch, self.me, self.head, self.epoch)
         if message.epoch < self.epoch:
             raise StalePeer(
                 f"{self.peer} speaks in epoch {message.epoch}, but epoch {self.epoch} has taken over: it must stop"
             )
+
+    def receive(self, message: Message, asked_in: int = 0) -> list[list[Any]]:
+        """The items that are new, in order; none where something is missing before them. Raises as `check`."""
+        self.check(message, asked_in)
         if message.epoch > self.epoch:
-            if message.head < self.head:
-                raise ShorterLog(
-                    f"{self.peer} came back in epoch {message.epoch} with a log of {message.head} events, but had"
-                    f" {self.head} in epoch {self.epoch}: its log lost something and must be restored"
-                )
             self.epoch = message.epoch
             if message.ack < self.acked:
                 self.acked = message.ack

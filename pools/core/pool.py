@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ray_pools.core import records as ev
 from ray_pools.core import walk
-from ray_pools.core.link import Link, Message
+from ray_pools.core.link import Link, Message, StalePeer, is_made_anew
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDED, ENDING, GRANTED, NOMINATED, PREEMPTING, QUEUED, Attempt
 from ray_pools.core.walk import NO, PREEMPT, ROOM
@@ -35,6 +35,10 @@ class Unplace(NamedTuple):
 
     id: str
     k: int
+
+
+class BeginAnew(NamedTuple):
+    """Effect: what stands of this pool's grants is removed before anything is granted again."""
 
 
 class Bid(NamedTuple):
@@ -61,11 +65,17 @@ class Pool:
         self.state = state
         self.epoch = epoch
         self.now = max(now, state.clock)
-        peer = state.peer
-        self.link = Link("coordinator", peer.epoch, peer.head, peer.heard, peer.acked)
-        self.link.rebuild((a.notice_seq, a.id) for a in self._noticed())
+        # how long the log was when this run opened it
+        self.opened = state.seq
         self.events: list[Any] = []
         self.effects: list[Any] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """What follows from the log, and what is soft."""
+        state, peer = self.state, self.state.peer
+        self.link = Link("pool:" + self.name, "coordinator", peer.epoch, peer.head, peer.heard, peer.acked)
+        self.link.rebuild((a.notice_seq, a.id) for a in self._noticed())
         self._needs_walk = True
         # --- soft: after a restart each victim has its full grace again, and every bid is made anew
         grace_s = state.config.grace_s if state.config else 0.0
@@ -130,16 +140,46 @@ class Pool:
         """Go on in the same epoch after a turn that failed: `soft` is of its start, `before` the core that failed."""
         self.link.epoch, self.link.head, self.link.heard, self.link.acked = soft
         self.link.rebuild((a.notice_seq, a.id) for a in self._noticed())
-        self.bid_number = before.bid_number
+        self.bid_number, self.opened = before.bid_number, before.opened
 
     # --- messages of the coordinator
 
-    def exchange(self, message: Message) -> None:
-        """A message of the coordinator: its directives, in order (docs/protocol.md, "Directives")."""
+    def check(self, message: Message, asked_in: int = 0) -> None:
+        """Whether the coordinator may be listened to. Raises as `Link.check`."""
+        if self.is_declared_lost(message):
+            return
+        if self._is_for_another(message) and not self._is_newer(message):
+            raise StalePeer(
+                f"this is pool {self.name} ({self.state.uid}), and the message is for {message.uid}"
+            )
+        self.link.check(message, asked_in)
+
+    def _is_for_another(self, message: Message) -> bool:
+        return bool(message.uid and self.state.uid) and message.uid != self.state.uid
+
+    def _is_newer(self, message: Message) -> bool:
+        return (message.epoch, message.head) > (self.link.epoch, self.link.head)
+
+    def is_declared_lost(self, message: Message) -> bool:
+        """This pool is no more: the coordinator knows another one under its name. An older word does not count."""
+        return self._is_for_another(message) and is_made_anew(message.uid) and self._is_newer(message)
+
+    def exchange(self, message: Message, asked_in: int = 0) -> None:
+        """A message of the coordinator: its directives, in order (docs/protocol.md, "Directives").
+
+        Raises:
+            StalePeer, ShorterLog: the coordinator must not be listened to.
+        """
+        if self.is_declared_lost(message):
+            self._emit(ev.BegunAnew(message.uid, message.epoch, message.head))
+            self._begin()
+            self.effects = [BeginAnew()]
+            return
+        self.check(message, asked_in)
         if message.epoch > self.link.epoch:  # a new run of it knows no bid
             self.bids_due = {id: bid.number for id, bid in self.bids.items()}
             self.bids_acked = 0
-        items = self.link.receive(message)
+        items = self.link.receive(message, asked_in)
         if self.link.went_back:
             self.link.rebuild((a.notice_seq, a.id) for a in self._noticed())
         if message.to_epoch == self.epoch and message.bids_ack > self.bids_acked:
@@ -183,6 +223,9 @@ class Pool:
             self.bid_number,
             0,
             link.epoch,
+            self.opened,
+            link.epoch,
+            link.head,
         )
 
     @property
@@ -251,7 +294,9 @@ class Pool:
         attempt = self._current(id, k)
         back = what in ("give", "yield")
         if attempt is None:
-            if what != "stopped":
+            if what == "lost":
+                self._emit(ev.Ended(id, k, "stopped", "the log of its pool was lost"), id)
+            elif what != "stopped":
                 self._emit(ev.Ended(id, k, "returned" if back else "withdrawn", ""), id)
         elif attempt.k != k:
             return

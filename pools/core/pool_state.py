@@ -301,6 +301,12 @@ class PoolState:
         else:
             self._leave_queue(attempt)
 
+    def _begun_anew(self, event: ev.BegunAnew, at: float) -> None:
+        seq, clock = self.seq, self.clock
+        self.__init__()  # type: ignore[misc]  # nothing of what was there is left
+        self.seq, self.clock, self.uid = seq, clock, event.uid
+        self.peer = ev.Peer("coordinator", event.epoch, event.head, 0, 0)
+
     def _peer(self, event: ev.Peer, at: float) -> None:
         self.peer = event
         ended = self.ended
@@ -334,8 +340,9 @@ class PoolState:
         state = cls()
         ev.check_layout(dumped, state.dump())
         state.seq, state.clock, state.version = dumped["seq"], dumped["clock"], dumped["version"]
+        state.uid = dumped["uid"]
         if dumped["config"]:
-            state.config, state.uid = PoolConfig.from_wire(dumped["config"]), dumped["uid"]
+            state.config = PoolConfig.from_wire(dumped["config"])
         state.policies = {p["requester"]: PolicyConfig.from_wire(p) for p in dumped["policies"]}
         state.peer = ev.Peer(*dumped["peer"])
         for fields in dumped["ended"]:
@@ -397,4 +404,5 @@ _APPLY: dict[type[Any], Any] = {
     ev.Ending: PoolState._ending,
     ev.Ended: PoolState._ended,
     ev.Peer: PoolState._peer,
+    ev.BegunAnew: PoolState._begun_anew,
 }

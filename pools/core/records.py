@@ -114,6 +114,16 @@ class Ended(NamedTuple):
     why: str
 
 
+class BegunAnew(NamedTuple):
+    """The pool was declared lost: nothing of what stands before this counts any more. `uid` is what it is from here
+    on; `epoch` and `head` are the coordinator's, who said so.
+    """
+
+    uid: str
+    epoch: int
+    head: int
+
+
 # --- events of the coordinator's log
 
 
@@ -218,6 +228,18 @@ class Adopted(NamedTuple):
     client: str
 
 
+class DeclaredLost(NamedTuple):
+    """An operator says that the pool's log is lost for good: from here on it is another pool, of this uid
+    (protocol: "A pool whose log is lost"). `command_id`: as in `Changed`.
+    """
+
+    version: int
+    pool: str
+    uid: str
+    operator: str
+    command_id: str
+
+
 class Commanded(NamedTuple):
     """An operator `by` that name did `what`: to a request that may be another's (`id`), or to all ("").
 
@@ -278,6 +300,8 @@ Event = (
     | Peer
     | Commanded
     | Denied
+    | DeclaredLost
+    | BegunAnew
 )
 
 ENDS = ("withdrawn", "returned", "released", "cancelled", "expired", "stopped")
@@ -305,6 +329,8 @@ _CLASSES: dict[int, tuple[type[Any], int]] = {
     19: (Adopted, 1),
     20: (Commanded, 1),
     21: (Denied, 1),
+    22: (DeclaredLost, 1),
+    23: (BegunAnew, 1),
 }
 _HEADERS: dict[type[Any], tuple[int, int]] = {cls: (tag, version) for tag, (cls, version) in _CLASSES.items()}
 

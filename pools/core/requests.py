@@ -112,6 +112,11 @@ class Request:
         """It queues: nothing is held for it."""
         return self.phase != FINAL and self.told in ("", "nominated")
 
+    def is_lost(self, pool: str) -> bool:
+        """The pool was declared lost while it ran this attempt, which is not known to be over."""
+        directive = self.directives.get(pool)
+        return directive is not None and (directive.k, directive.what) == (self.k, "lost")
+
     @property
     def positive(self) -> ev.Amounts:
         """The amounts that count: positive ones, by key."""

@@ -267,8 +267,12 @@ class Store(Reader):
     """A log to write to. Nothing is touched until `open`; every other method needs it."""
 
     @abstractmethod
-    def open(self) -> int:
-        """Makes a missing log, raises its epoch durably, returns it; earlier openers are fenced."""
+    def open(self, at_least: int = 0) -> int:
+        """Makes a missing log, raises its epoch durably, returns it; earlier openers are fenced.
+
+        The epoch is above every earlier one of this log, and not below `at_least`: with the time in it, a log that
+        was put back from an old copy is opened in a higher epoch than the one whose place it takes.
+        """
 
     @abstractmethod
     def append(self, records: Sequence[tuple[float, bytes]], expected_seq: int) -> int:

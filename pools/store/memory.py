@@ -138,12 +138,12 @@ class MemoryStore(MemoryReader, Store):
     _epoch = 0
     _broken: StoreError | None = None
 
-    def open(self) -> int:
+    def open(self, at_least: int = 0) -> int:
         with _logs_lock:
             log = _logs.setdefault(self._key, MemoryLog(genesis(self._key[1])))
         with log.lock:
             self._meet_fault(log)
-            log.epoch += 1
+            log.epoch = max(log.epoch + 1, at_least)
             self._epoch, self._broken = log.epoch, None
             return log.epoch
 

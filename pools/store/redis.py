@@ -126,18 +126,18 @@ class RedisStore(RedisReader, Store):
         self._chain = b""
         self._broken: StoreError | None = None
 
-    def open(self) -> int:
+    def open(self, at_least: int = 0) -> int:
         self.close()
         self._broken = None
         self._opened = True
         try:
-            self._open()
+            self._open(at_least)
         except BaseException:
             self.close()
             raise
         return self._epoch
 
-    def _open(self) -> None:
+    def _open(self, at_least: int) -> None:
         head: Head | None
         self._may_write()
         for _ in range(OPEN_TRIES):
@@ -152,6 +152,7 @@ class RedisStore(RedisReader, Store):
                     head.base_chain,
                     head.seal,
                 )
+            epoch = max(epoch, at_least)
             sealed = seal(self.name, epoch, base_seq, base_chain)
             values = (before, epoch, sealed, FORMAT, self.name, base_chain)
             try:

@@ -260,7 +260,7 @@ class SqliteStore(SqliteReader, Store):
         self._chain = b""
         self._broken: StoreError | None = None
 
-    def open(self) -> int:
+    def open(self, at_least: int = 0) -> int:
         self.close()
         self._broken = None
         if not os.path.exists(self.where):
@@ -283,8 +283,9 @@ class SqliteStore(SqliteReader, Store):
                     raise Corrupt(
                         self.where, head.seq, f"its epoch is {epoch}, the log's is only {head.epoch}"
                     )
-                self._write_head(head.epoch + 1, head.base_seq, head.base_chain)
-            self._epoch = head.epoch + 1
+                opened = max(head.epoch + 1, at_least)
+                self._write_head(opened, head.base_seq, head.base_chain)
+            self._epoch = opened
         except AppendFailed:
             self.close()
             raise

@@ -1,0 +1,81 @@
+"""`pools pool ...`: commands about one pool."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import socket
+import time
+
+import click
+
+from ray_pools.cli.connection import cluster_options, connect, json_option
+from ray_pools.cli.output import print_json, progress
+from ray_pools.errors import PoolsError, Refused
+
+_WAIT_S = 60.0
+_LOOK_S = 0.3
+
+
+@click.group()
+def pool() -> None:
+    """About one pool."""
+
+
+@pool.command("declare-lost")
+@click.argument("name", metavar="POOL")
+@click.option("--yes", is_flag=True, help="Without being asked.")
+@click.option("--operator", metavar="NAME", help="Who says so, for the log. Default: USER@HOST.")
+@click.option(
+    "--id", "command_id", metavar="ID", help="Its id: with the same id again nothing happens twice."
+)
+@cluster_options
+@json_option
+def declare_lost(
+    name: str,
+    yes: bool,
+    operator: str | None,
+    command_id: str | None,
+    address: str | None,
+    namespace: str,
+    as_json: bool,
+) -> None:
+    """Say that the log of POOL is lost for good: the pool begins anew, with an empty log.
+
+    All placement groups of its grants are removed, without grace, and what runs in them is killed. Then requests that
+    it held count as preempted: they queue again if they have retries left. Those that it had taken and that no
+    holder could use yet queue again with their old age. There is no way back. First try to put the log's newest
+    whole copy back (docs/operations.md, "A log that lost something").
+    """
+    with connect(address, namespace) as client:
+        found = client.status()["coordinator"]
+        if name not in found["pools"] and name not in found["trouble"]:
+            raise Refused("unknown_pool", f"there is no pool {name!r}")
+        held = client.list(pool=name, states=["allocated", "preempting"])["total"]
+        why = found["trouble"].get(name) or "as far as is known nothing is wrong with it"
+        progress(f"pool {name!r}: {why}")
+        if not yes:
+            question = (
+                f"{held} requests hold in pool {name!r}: what runs there is killed. Is its log lost for good?"
+            )
+            if not click.confirm(question, err=True):
+                raise PoolsError("nothing has changed")
+        op = {
+            "op": "declare_lost",
+            "pool": name,
+            "operator": operator or f"{getpass.getuser()}@{socket.gethostname()}",
+            "id": command_id or secrets.token_hex(8),
+        }
+        said = client.coordinator(op)
+        ends_at = time.monotonic() + _WAIT_S
+        while name in client.coordinator({"op": "status"})["unheard"]:
+            if time.monotonic() >= ends_at:
+                raise PoolsError(
+                    f"pool {name!r} is declared lost (version {said['version']}), and its actor does not answer: if"
+                    " its log can't be opened, move the file away; it begins anew as soon as it runs"
+                )
+            time.sleep(_LOOK_S)
+    if as_json:
+        print_json({"pool": name, **said})
+    else:
+        click.echo(f"pool {name!r} was declared lost, and begins anew (version {said['version']})")
