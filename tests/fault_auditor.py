@@ -13,7 +13,6 @@ from auditor import Auditor
 from fault_processes import View
 
 from ray_pools.core import records as ev
-from ray_pools.core.link import is_made_anew
 
 if TYPE_CHECKING:
     from fault_world import World
@@ -41,8 +40,19 @@ class FaultAuditor(Auditor):
         # (pool, id) -> since when a victim has had its grace, and how long that is at least
         self._grace: dict[tuple[str, str], tuple[float, float]] = {}
         self._grace_s: dict[str, float] = {}
-        # what pools that were declared lost became
-        self._uids: dict[str, str] = {}
+        # pools whose log is gone altogether
+        self.emptied: set[str] = set()
+
+    def hear(self, who: str, event: Any) -> None:
+        """A row became durable."""
+        if who in self.emptied:  # it begins with nothing
+            self.emptied.discard(who)
+            self._forget_pool(who)
+        super().hear(who, event)
+
+    def _forget_pool(self, who: str) -> None:
+        self.at[who].clear()
+        self._grace = {key: since for key, since in self._grace.items() if key[0] != who}
 
     # --- the coordinator's rows
 
@@ -106,14 +116,13 @@ class FaultAuditor(Auditor):
             event.command_id not in self.changes, f"{event.pool} was declared lost twice by one command"
         )
         self.changes[event.command_id] = event.version
+        self.world.disks[event.pool].lost = False
 
     # --- the pools' rows
 
     def _begunanew(self, who: str, event: ev.BegunAnew) -> None:
         """What it was asked to run counts as over only once it says so; its groups may stand until then."""
-        self._uids[who] = event.uid
-        self.at[who].clear()
-        self._grace = {key: since for key, since in self._grace.items() if key[0] != who}
+        self._forget_pool(who)
 
     def group_is_made(self, group: tuple[str, str, int]) -> None:
         """A placement group comes up: no other one of its request stands, and its pool has none of nobody."""
@@ -124,8 +133,6 @@ class FaultAuditor(Auditor):
             self._says(not of_nobody, f"{group} is made, while {other} stands for nobody")
 
     def _configured(self, who: str, event: ev.Configured) -> None:
-        if is_made_anew(event.uid) and event.uid != self._uids.get(who):
-            self._begunanew(who, ev.BegunAnew(event.uid, 0, 0))  # its log was empty: there was nothing to end
         super()._configured(who, event)
         grace_s = self._grace_s[who] = float(event.config.get("grace_s", 30.0))
         for key, (since, least_s) in self._grace.items():

@@ -295,7 +295,6 @@ class Process:
                         self.world.reply(self, call, self.view(request))
             return
         if any(isinstance(effect, BeginAnew) for effect in step.effects):
-            self.disk.lost = False
             raise Over("it was declared lost, and begins anew")
         self._effects += step.effects
         if self.welcome:

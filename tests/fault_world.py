@@ -327,11 +327,14 @@ class World:
         peers = self.processes[COORDINATOR].disk.fold(CoordinatorState()).peers
         if process.who not in peers or process.replaced or peers[process.who].head < 1:
             return
+        self.machine.true += 0.01  # no two runs open a log in the same millisecond
         process.alive = False
         self.zombies = [zombie for zombie in self.zombies if zombie.who != process.who]
         rows = self.rng.randrange(peers[process.who].head)
         self.note("%s loses its log after row %d of %d", process.who, rows, len(process.disk.rows))
         process.disk.cut(rows)
+        if not process.disk.rows:
+            self.auditor.emptied.add(process.who)
         self.seen["log lost"] += 1
         self.start(process.who)
 
