@@ -37,6 +37,7 @@ _LISTEN_MAX_S = 15.0
 _LIST_MAX = 10_000
 _DETAIL_MAX_CHARS = 500
 _PROMISES = frozenset(("submit", "release", "cancel", "stopped", "change"))
+_WRITES = _PROMISES | {"renew", "_forget", "_holders_gone"}
 
 
 class CoordinatorShell(Shell):
@@ -416,11 +417,14 @@ class CoordinatorShell(Shell):
         operator, id = check_name("operator", op.get("operator")), check_name("id", op.get("id"))
         version = declare_lost(self.core, pool, operator, id)
         self._losses.pop(pool, None)
+        if pool in self.state.pools:
+            peer = self._peer(pool)
+            peer.trouble = peer.lost = ""  # of what is no more
         return {"version": version, "uid": self.state.uids.get(pool, "")}
 
     def _carry_out(self, op: dict[str, Any]) -> Any:
         """Nothing is promised by a coordinator whose own log lost something that a pool remembers."""
-        if op.get("op") in _PROMISES and (lost_here := self._lost_here()):
+        if op.get("op") in _WRITES and (lost_here := self._lost_here()):
             return Refused(SHORTER_LOG, lost_here, {"log": "coordinator"})
         result = super()._carry_out(op)
         if isinstance(result, Refused) and result.code in access.DENIALS:  # durable before it is answered

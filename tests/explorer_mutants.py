@@ -245,7 +245,7 @@ def _opens_before_the_new_pool_says_so(core: Coordinator, pool: str, operator: s
 _receive = Link.receive
 
 
-def _takes_old_items(self: Link, message: Message) -> list[list[Any]]:
+def _takes_old_items(self: Link, message: Message, asked_in: int = 0) -> list[list[Any]]:
     _receive(self, message._replace(items=[]))
     return message.items
 
@@ -333,7 +333,7 @@ _FOLDS = {
 }
 
 
-def _weak_receive(self: Link, message: Message) -> list[list[Any]]:
+def _weak_receive(self: Link, message: Message, asked_in: int = 0) -> list[list[Any]]:
     """At a pool: nothing is too old, and nothing is missing."""
     fresh = _receive(self, message)
     return message.items if self.peer == "coordinator" else fresh

@@ -82,18 +82,18 @@ def _current_lower_stays(self: Pool, id: str, k: int) -> Any:
     return attempt
 
 
-def _receive_gaps(self: Link, message: Message) -> list[list[Any]]:
+def _receive_gaps(self: Link, message: Message, asked_in: int = 0) -> list[list[Any]]:
     return _receive_before(self, message._replace(after=0))
 
 
 _receive_before = Link.receive
 
 
-def _receive_zombies(self: Link, message: Message) -> list[list[Any]]:
-    return _receive_before(self, message._replace(epoch=max(message.epoch, self.epoch)))
-
-
 _check_before = Link.check
+
+
+def _check_zombies(self: Link, message: Message, asked_in: int = 0) -> None:
+    _check_before(self, message._replace(epoch=max(message.epoch, self.epoch)))
 
 
 def _check_nothing_shorter(self: Link, message: Message, asked_in: int = 0) -> None:
@@ -144,7 +144,7 @@ _patches: dict[str, list[Patch]] = {
     "link gap check off": [(Link, "receive", _receive_gaps)],
     "a lost pool keeps its uid": [(lost, "uid_anew", lambda uid, version: uid)],
     "a shorter log is heard": [(Link, "check", _check_nothing_shorter)],
-    "zombies are heard": [(Link, "receive", _receive_zombies)],
+    "zombies are heard": [(Link, "check", _check_zombies)],
 }
 
 MUTANTS = ("reply before sync", "log not fenced", "groups of a lost pool stay", *_patches)

@@ -37,6 +37,11 @@ class Beating(Shells):
         super().__init__(monkeypatch)
         self.ended: list[str] = []
 
+    def dies(self, shell: Any, why: str) -> None:
+        """A process ends; those that were replaced are nobody's any more."""
+        if shell in self.actors.values():
+            self.ended.append(why)
+
     async def begin(self) -> None:
         self.start()
         await self.ask(
@@ -50,7 +55,7 @@ class Beating(Shells):
         await self.until({"first": "allocated"})
 
     def log(self, name: str) -> MemoryLog:
-        return _logs[self.address.removeprefix("memory:"), name]
+        return _logs[self.address, name]
 
     def copy_of(self, name: str) -> MemoryLog:
         log = self.log(name)
@@ -60,7 +65,7 @@ class Beating(Shells):
 
     def put_back(self, name: str, old: MemoryLog | None) -> None:
         """While the actor is down: an old copy, or nothing at all."""
-        key = self.address.removeprefix("memory:"), name
+        key = self.address, name
         if old is None:
             del _logs[key]
         else:
@@ -122,7 +127,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
     def run(story: Story) -> None:
         async def main() -> None:
             shells = Beating(monkeypatch)
-            monkeypatch.setattr(PoolShell, "_die", lambda self, why: shells.ended.append(why))
+            monkeypatch.setattr(shell_module.Shell, "_die", lambda *said: shells.dies(*said))  # noqa: PLW0108 - a method would not get the shell
             try:
                 await shells.begin()
                 await asyncio.wait_for(story(shells), 60.0)

@@ -51,7 +51,7 @@ def declare_lost(
         found = client.status()["coordinator"]
         if name not in found["pools"] and name not in found["trouble"]:
             raise Refused("unknown_pool", f"there is no pool {name!r}")
-        held = client.list(pool=name, states=["allocated", "preempting"])["total"]
+        held = len(client.list(pool=name, states=["allocated", "preempting"]))
         why = found["trouble"].get(name) or "as far as is known nothing is wrong with it"
         progress(f"pool {name!r}: {why}")
         if not yes:

@@ -188,10 +188,8 @@ class CoordinatorState:
             if request.phase == OPEN and pool in request.pools:
                 request.directives[pool] = Directive(self.seq, "enqueue", request.k)
             elif request.phase == TAKEN and request.owner == pool:
-                holder_knows = request.told in ("placed", "preempting") or (before and before.what == "lost")
-                request.directives[pool] = Directive(
-                    self.seq, "ask", request.k, "lost" if holder_knows else "yield"
-                )
+                told = request.told in ("placed", "preempting") or (before and before.what == "lost")
+                request.directives[pool] = Directive(self.seq, "ask", request.k, "lost" if told else "yield")
                 if request.told == "placed":  # its holder must leave
                     request.told, request.told_at = "preempting", at
                 self._touch(request)
