@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from failing_disk import Disk, available, failing_disk
 
+from ray_pools.core.link import Link, Message, ShorterLog
 from ray_pools.store import AppendFailed, Corrupt, ForeignStore, Row, StoreError, SyncFailed, open_reader
 from ray_pools.store.sqlite import SqliteStore
 from ray_pools.store.sqlite_file import database_path
@@ -121,7 +122,18 @@ def judged(files: Files, expected: list[Row], what: str) -> str:
     assert rows == expected[: len(rows)], what
     assert len(rows) % PER_TURN == 0, what
     assert head == len(rows), f"{what}: the head does not say how many rows are there"
-    return "same" if len(rows) == len(expected) else "shorter"
+    if len(rows) == len(expected):
+        return "same"
+    is_found_by_the_other_side(head, len(expected))
+    return "shorter"
+
+
+def is_found_by_the_other_side(opened: int, seen: int) -> None:
+    """By the check that each exchange makes (`test_lost_logs.py`: also where nothing else happens)."""
+    coordinator = Link("coordinator", "pool:a", epoch=1, head=seen)
+    hello = Message("pool:a", "", 2, opened, 0, 0, [], 0, [], 0, 0, 0, opened=opened)
+    with pytest.raises(ShorterLog):
+        coordinator.check(hello)
 
 
 @pytest.mark.parametrize("stride", [173, FAULTS])
