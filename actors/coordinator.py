@@ -15,17 +15,18 @@ from ray_pools.actors.holders import Holder, HolderWatch
 from ray_pools.actors.peer import BEAT_S, PeerCaller, answer_to, beat_after_s, message_of
 from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.actors.shell import Deferred, Later, Shell
+from ray_pools.actors.views import view_of
 from ray_pools.core import access, commands, holders, prewarm
-from ray_pools.core.bundles import selector_for, validate_options
+from ray_pools.core.bundles import validate_options
 from ray_pools.core.coordinator import Coordinator, CoordinatorStep
 from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.demand import pool_views
 from ray_pools.core.intake import check_room, check_token
 from ray_pools.core.link import SHORTER_LOG, Message, ShorterLog, StalePeer
 from ray_pools.core.lost import declare_lost
-from ray_pools.core.requests import FINAL, TAKEN, Request
+from ray_pools.core.requests import FINAL, Request
 from ray_pools.core.timings import TIMINGS
-from ray_pools.errors import PoolsError, Refused
+from ray_pools.errors import BadInput, PoolsError, Refused
 from ray_pools.limits import check_name
 
 _PREWARM_EVERY_S = 0.2
@@ -37,7 +38,7 @@ _LISTEN_MAX_S = 15.0
 _LIST_MAX = 10_000
 _DETAIL_MAX_CHARS = 500
 _PROMISES = frozenset(("submit", "release", "cancel", "stopped", "change"))
-_WRITES = _PROMISES | {"renew", "_forget", "_holders_gone"}
+_WRITES = _PROMISES | {"renew", "leave", "_forget", "_holders_gone"}
 
 
 class CoordinatorShell(Shell):
@@ -414,7 +415,10 @@ class CoordinatorShell(Shell):
 
     def _op_declare_lost(self, op: dict[str, Any]) -> dict[str, Any]:
         pool = check_name("pool", op.get("pool"))
-        operator, id = check_name("operator", op.get("operator")), check_name("id", op.get("id"))
+        id = check_name("id", op.get("id"))
+        operator = access.check_operator(self.state.operator_key, {"operator": "", **op})
+        if not operator:
+            raise BadInput("operator", op.get("operator"), "the name of who says that the log is lost")
         version = declare_lost(self.core, pool, operator, id)
         self._losses.pop(pool, None)
         if pool in self.state.pools:
@@ -444,37 +448,7 @@ class CoordinatorShell(Shell):
 
     def view(self, request: Request) -> dict[str, Any]:
         """A request as the wire shows it (docs/protocol.md, "Wire")."""
-        shown = request.shown
-        pool = self.state.pools.get(request.owner)
-        grace_s = pool.grace_s if pool is not None else 0.0
-        holds = shown in ("allocated", "preempting")
-        return {
-            "id": request.id,
-            "requester": request.requester,
-            "state": shown,
-            "pool": request.owner if holds or request.phase == FINAL else "",
-            "pools": list(request.pools),
-            "k": request.k,
-            "ready": request.told == "placed" and request.phase == TAKEN and not request.asked,
-            "placement": request.detail if holds else {},
-            "labels": selector_for(pool.placement) if holds and pool is not None else {},
-            "nominated": request.told == "nominated" and shown == "queued",
-            "preemptible": request.preemptible,
-            "amounts": dict(request.amounts),
-            "retries": request.retries,
-            "age": request.age,
-            "submitted_at": request.submitted_at,
-            "told_at": request.told_at,
-            "grace_s": grace_s,
-            "grace_left_s": max(0.0, request.told_at + grace_s - self.core.now)
-            if shown == "preempting" and not request.is_lost(request.owner)
-            else (0.0 if shown == "preempting" else None),
-            "causes": request.causes,
-            "changed_seq": request.changed_seq,
-            "lease_s": request.lease_s,
-            "asked": request.asked,
-            "by": request.by,
-        }
+        return view_of(self.state, request, self.core.now)
 
     def _changes(self, asked: wire.Wait) -> list[dict[str, Any]]:
         if asked.after > self.state.seq:  # of a log that lost its end, or one of before: worth nothing here

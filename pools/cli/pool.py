@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import secrets
-import socket
 import time
 
 import click
@@ -12,6 +10,7 @@ import click
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import print_json, progress
 from ray_pools.errors import PoolsError, Refused
+from ray_pools.keys import operator_fields
 
 _WAIT_S = 60.0
 _LOOK_S = 0.3
@@ -63,7 +62,8 @@ def declare_lost(
         op = {
             "op": "declare_lost",
             "pool": name,
-            "operator": operator or f"{getpass.getuser()}@{socket.gethostname()}",
+            **operator_fields(),
+            **({"operator": operator} if operator else {}),
             "id": command_id or secrets.token_hex(8),
         }
         said = client.coordinator(op)

@@ -20,7 +20,8 @@ from ray_pools.core.intake import check_age, check_room, check_same, check_token
 from ray_pools.core.leases import Leases
 from ray_pools.core.link import Link, Message
 from ray_pools.core.lost import check
-from ray_pools.core.requests import FINAL, OPEN, TAKEN, Request, directive_item
+from ray_pools.core.outgoing import message_to
+from ray_pools.core.requests import FINAL, OPEN, TAKEN, Request
 from ray_pools.errors import Refused
 
 RETENTION_S = 7 * 24 * 3600.0
@@ -354,31 +355,7 @@ class Coordinator:
 
     def outgoing(self, pool: str) -> Message:
         """All that the pool does not have yet."""
-        state, link = self.state, self._link(pool)
-        due = link.due()
-        items: list[list[Any]] = []
-        for id, seq in due:
-            if not id and pool in state.pools:  # else it was taken away in the turn in which it spoke
-                wire = state.pools[pool].to_wire(), [policy.to_wire() for policy in state.policies_of(pool)]
-                items.append([seq, "", "configure", state.version, state.uids[pool], *wire])
-            elif id in state.requests:
-                items.append(directive_item(state.requests[id], pool, seq))
-        epoch, bids = self.bids_seen.get(pool, (0, 0))
-        return Message(
-            "coordinator",
-            state.uids.get(pool, ""),
-            self.epoch,
-            state.seq,
-            link.acked,
-            due[-1][1] if len(due) < len(link.index) else state.seq,
-            items,
-            link.heard,
-            [],
-            0,
-            bids,
-            epoch,
-            *(self.opened, link.epoch, link.head),
-        )
+        return message_to(self, pool)
 
     def has_news(self, pool: str) -> bool:
         """There is something that the pool was not told, or did not acknowledge."""

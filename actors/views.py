@@ -1,0 +1,44 @@
+"""How the wire shows a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray_pools.core.bundles import selector_for
+from ray_pools.core.coordinator_state import CoordinatorState
+from ray_pools.core.requests import FINAL, TAKEN, Request
+
+
+def view_of(state: CoordinatorState, request: Request, now: float) -> dict[str, Any]:
+    """A request as the wire shows it (docs/protocol.md, "Wire")."""
+    shown = request.shown
+    pool = state.pools.get(request.owner)
+    grace_s = pool.grace_s if pool is not None else 0.0
+    holds = shown in ("allocated", "preempting")
+    return {
+        "id": request.id,
+        "requester": request.requester,
+        "state": shown,
+        "pool": request.owner if holds or request.phase == FINAL else "",
+        "pools": list(request.pools),
+        "k": request.k,
+        "ready": request.told == "placed" and request.phase == TAKEN and not request.asked,
+        "placement": request.detail if holds else {},
+        "labels": selector_for(pool.placement) if holds and pool is not None else {},
+        "nominated": request.told == "nominated" and shown == "queued",
+        "preemptible": request.preemptible,
+        "amounts": dict(request.amounts),
+        "retries": request.retries,
+        "age": request.age,
+        "submitted_at": request.submitted_at,
+        "told_at": request.told_at,
+        "grace_s": grace_s,
+        "grace_left_s": max(0.0, request.told_at + grace_s - now)
+        if shown == "preempting" and not request.is_lost(request.owner)
+        else (0.0 if shown == "preempting" else None),
+        "causes": request.causes,
+        "changed_seq": request.changed_seq,
+        "lease_s": request.lease_s,
+        "asked": request.asked,
+        "by": request.by,
+    }

@@ -1,0 +1,40 @@
+"""What the coordinator tells a pool (docs/protocol.md, "Directives")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ray_pools.core.link import Message
+from ray_pools.core.requests import directive_item
+
+if TYPE_CHECKING:
+    from ray_pools.core.coordinator import Coordinator
+
+
+def message_to(core: Coordinator, pool: str) -> Message:
+    """All that the pool does not have yet."""
+    state, link = core.state, core._link(pool)
+    due = link.due()
+    items: list[list[Any]] = []
+    for id, seq in due:
+        if not id and pool in state.pools:  # else it was taken away in the turn in which it spoke
+            wire = state.pools[pool].to_wire(), [policy.to_wire() for policy in state.policies_of(pool)]
+            items.append([seq, "", "configure", state.version, state.uids[pool], *wire])
+        elif id in state.requests:
+            items.append(directive_item(state.requests[id], pool, seq))
+    epoch, bids = core.bids_seen.get(pool, (0, 0))
+    return Message(
+        "coordinator",
+        state.uids.get(pool, ""),
+        core.epoch,
+        state.seq,
+        link.acked,
+        due[-1][1] if len(due) < len(link.index) else state.seq,
+        items,
+        link.heard,
+        [],
+        0,
+        bids,
+        epoch,
+        *(core.opened, link.epoch, link.head),
+    )
