@@ -306,19 +306,19 @@ MUTANTS = [
     Mutant(
         "declared-same-uid",
         "AB 11 declare=1",
-        "",
+        "stuck",
         ((lost, "uid_anew", lambda uid, version: uid),),
     ),
     Mutant(
         "declared-opens-early",
         "AB 11 declare=1",
-        "",
+        "without Taken",
         ((explorer_cores, "declare_lost", _opens_before_the_new_pool_says_so),),
     ),
     Mutant(
         "declared-old-word",
         "A- 1 declare=1 cancel=1 crash=1",
-        "",
+        "stuck",
         ((Pool, "_is_newer", lambda self, message: True),),
     ),
     Mutant("link-old-items", "A,A 1", "was held", ((Link, "receive", _takes_old_items),)),
