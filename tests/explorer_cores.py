@@ -39,7 +39,7 @@ KEY = {
 }
 ASIDE = {
     Pool: "name now opened events effects",
-    Coordinator: "now opened retention_s leases events touched _decided",
+    Coordinator: "now opened retention_s leases denials events touched _decided",
     Link: "me peer went_back bids_ack",
 }
 
