@@ -15,7 +15,7 @@ from ray_pools.actors.holders import Holder, HolderWatch
 from ray_pools.actors.peer import BEAT_S, PeerCaller, answer_to, beat_after_s, message_of
 from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.actors.shell import Deferred, Later, Shell
-from ray_pools.actors.views import view_of
+from ray_pools.actors.views import config_of, view_of
 from ray_pools.core import access, commands, holders, prewarm
 from ray_pools.core.bundles import validate_options
 from ray_pools.core.coordinator import Coordinator, CoordinatorStep
@@ -343,21 +343,9 @@ class CoordinatorShell(Shell):
         }
 
     def _op_config(self, op: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "version": self.state.version,
-            "namespace": self.namespace,
-            "store": self.store_address,
-            "options": self.options,
-            "pools": [self.state.pools[n].to_wire() for n in sorted(self.state.pools)],
-            "uids": dict(self.state.uids),
-            "policies": [p.to_wire() for n in sorted(self.state.pools) for p in self.state.policies_of(n)],
-            "requesters": {
-                name: {"key_sha256": hashed} for name, hashed in sorted(self.state.requester_keys.items())
-            },
-            "operators": {"key_sha256": self.state.operator_key} if self.state.operator_key else {},
-            "limits": {name: self.state.limit(name) for name in access.LIMITS},
-            "timings": {section: self._timings(section) for section in TIMINGS},
-        }
+        timings = {section: self._timings(section) for section in TIMINGS}
+        made = {"namespace": self.namespace, "store": self.store_address, "options": self.options}
+        return {**made, **config_of(self.state), "timings": timings}
 
     def _op_change(self, op: dict[str, Any]) -> dict[str, Any]:
         by = access.check_operator(self.state.operator_key, op)

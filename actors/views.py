@@ -1,9 +1,10 @@
-"""How the wire shows a request."""
+"""How the wire shows a request, and the configuration."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ray_pools.core import access
 from ray_pools.core.bundles import selector_for
 from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.requests import FINAL, TAKEN, Request
@@ -41,4 +42,17 @@ def view_of(state: CoordinatorState, request: Request, now: float) -> dict[str, 
         "lease_s": request.lease_s,
         "asked": request.asked,
         "by": request.by,
+    }
+
+
+def config_of(state: CoordinatorState) -> dict[str, Any]:
+    """What changes have made of the configuration, as the wire shows it."""
+    return {
+        "version": state.version,
+        "pools": [state.pools[name].to_wire() for name in sorted(state.pools)],
+        "uids": dict(state.uids),
+        "policies": [policy.to_wire() for name in sorted(state.pools) for policy in state.policies_of(name)],
+        "requesters": {name: {"key_sha256": hashed} for name, hashed in sorted(state.requester_keys.items())},
+        "operators": {"key_sha256": state.operator_key} if state.operator_key else {},
+        "limits": {name: state.limit(name) for name in access.LIMITS},
     }
