@@ -11,13 +11,15 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_pools import FakePools
 
 import ray_pools as pools
-from ray_pools.client.transport import TryAgain
+from ray_pools import wire
+from ray_pools.client.transport import RayTransport, TryAgain
 
 # --- waiting
 
@@ -474,3 +476,21 @@ def test_a_fork_has_to_connect_by_itself(client: pools.Client, monkeypatch: pyte
 def test_importing_it_does_not_import_ray() -> None:
     code = "import sys, ray_pools as pools; pools.Client, pools.connect; assert 'ray' not in sys.modules; dir(pools)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_an_actor_that_is_being_replaced_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: an upgrade between two calls of a client reaches its program as an error."""
+    import ray
+
+    def nobody(name: str, namespace: str) -> None:
+        raise ValueError(name)
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_actor", nobody)
+    transport = RayTransport("here")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: ""))
+    transport._missing[wire.coordinator_actor_name()] = None
+    with pytest.raises(TryAgain, match="the coordinator is not there"):
+        transport.start(wire.coordinator_actor_name(), "call", b"")
+    with pytest.raises(pools.Unreachable):
+        transport.start(wire.pool_actor_name("never"), "call", b"")

@@ -139,7 +139,7 @@ class RayTransport:
         try:
             ref = getattr(self._handle(actor), method).remote(data)
             answer = ref.future()
-        except PoolsError:
+        except (PoolsError, TryAgain):
             raise
         except Exception as problem:  # whatever Ray raises here, a GCS that is away among it
             raise self._translated(actor, problem) from problem
