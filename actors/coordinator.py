@@ -370,6 +370,8 @@ class CoordinatorShell(Shell):
                 **{pool: peer.trouble for pool, peer in sorted(self._peers.items()) if peer.trouble},
                 **{pool: str(error) for pool, error in sorted(self._losses.items())},
             },
+            # what pools say of this log, if it lost something
+            "lost": self._lost_here(),
             # pools that this run has not heard yet
             "unheard": sorted(set(self.state.pools) - self.core.greeted),
             "prewarm": self._prewarmer.status() if self._prewarmer is not None else None,

@@ -172,7 +172,7 @@ class PoolShell(Shell):
     def _op_exchange(self, op: dict[str, Any]) -> Later:
         message, answer = message_of(op), bool(op.get("answer"))
         self.core.check(message, int(op.get("asked_in", 0)))
-        if self.welcome or self.core.is_declared_lost(message):
+        if self.welcome or self.core.is_replaced(message):
             self.core.exchange(message)
             self._answered |= not answer
         elif answer:

@@ -339,9 +339,9 @@ class Process:
             self.core.exchange(peer, message)
             return lambda: pack(self.core.outgoing(peer))
         self.core.check(message)
-        if answer and not self.welcome and not self.core.is_declared_lost(message):
+        if answer and not self.welcome and not self.core.is_replaced(message):
             self._be_welcome()
-        if self.welcome or self.core.is_declared_lost(message):
+        if self.welcome or self.core.is_replaced(message):
             self.core.exchange(message)
         return lambda: pack(self.core.outgoing())
 

@@ -94,7 +94,7 @@ def test_a_pool_with_an_old_copy_of_its_log_is_reported_and_can_be_declared_lost
     assert "was declared lost" in place.pools("pool", "declare-lost", "spot", "--yes", "--operator", "me")
     submit(place, "after", *WAIT)
     submit(place, "held", "--retries", "1", *WAIT)  # its second attempt
-    assert [r["state"] for r in place.json("requests")["requests"] if r["id"] == "before"] == ["preempted"]
+    assert [r["state"] for r in place.json("requests") if r["id"] == "before"] == ["preempted"]
     place.pools("log", "coordinator", "--verify")
 
 

@@ -68,7 +68,12 @@ def declare_lost(
         }
         said = client.coordinator(op)
         ends_at = time.monotonic() + _WAIT_S
-        while name in client.coordinator({"op": "status"})["unheard"]:
+        while name in (status := client.coordinator({"op": "status"}))["unheard"]:
+            if status.get(
+                "lost"
+            ):  # by another pool, too: until all such are declared lost, it works in nothing
+                progress(f"pool {name!r} begins anew once this is solved, too: {status['lost']}")
+                break
             if time.monotonic() >= ends_at:
                 raise PoolsError(
                     f"pool {name!r} is declared lost (version {said['version']}), and its actor does not answer: if"

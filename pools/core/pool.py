@@ -160,9 +160,14 @@ class Pool:
     def _is_newer(self, message: Message) -> bool:
         return (message.epoch, message.head) > (self.link.epoch, self.link.head)
 
+    def is_replaced(self, message: Message) -> bool:
+        """The coordinator knows another pool under this name, and so answers none of this one's calls: what it says
+        must be worked in whether it has answered or not. An older word does not count."""
+        return self._is_for_another(message) and self._is_newer(message)
+
     def is_declared_lost(self, message: Message) -> bool:
-        """This pool is no more: the coordinator knows another one under its name. An older word does not count."""
-        return self._is_for_another(message) and is_made_anew(message.uid) and self._is_newer(message)
+        """This pool is no more: an operator said that its log is lost."""
+        return is_made_anew(message.uid) and self.is_replaced(message)
 
     def exchange(self, message: Message, asked_in: int = 0) -> None:
         """A message of the coordinator: its directives, in order (docs/protocol.md, "Directives").
