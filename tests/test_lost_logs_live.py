@@ -20,7 +20,7 @@ from test_maintenance import Place
 
 from ray_pools.store.sqlite_file import database_path
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 PID = """
 import sys

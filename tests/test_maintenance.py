@@ -440,7 +440,7 @@ def test_backup_under_load_upgrade_and_restore_lose_nothing(place: Place) -> Non
         load.end()
     assert load.errors == []
     assert [actor["name"] for actor in upgraded] == ["pool:left", "pool:right", "pool:spot", "coordinator"]
-    assert all(actor["epoch"] == before[actor["name"]]["epoch"] + 1 for actor in upgraded)
+    assert all(actor["epoch"] > before[actor["name"]]["epoch"] for actor in upgraded)
     after = place.json("upgrade", "--check")["actors"]
     assert all(after[name]["pid"] != said["pid"] for name, said in before.items())
     again = place.json("log", "spot", "--at", str(before["pool:spot"]["seq"]), "--store", "store")
