@@ -1,4 +1,4 @@
-"""Drivers that `test_access_live.py` runs, each in a process of its own, behind `PREAMBLE`."""
+"""Drivers that `test_access_live.py` runs, each in a process of its own: all but `BRING_UP` behind `PREAMBLE`."""
 
 from __future__ import annotations
 
@@ -193,4 +193,44 @@ first, second = client.submit_many([{"requester": "team", "pool_resources": {"se
 first.release(), second.cancel()
 problem = refused(errors.BadInput, lambda: client.coordinator({"op": "from-the-future"}))
 assert problem.field == "op" and "submit" in problem.expected
+"""
+
+BRING_UP = """
+import sys
+from ray_pools.actors import deploy
+from ray_pools.client import connect_ray
+from ray_pools.config import load_config
+
+# from the folder of this script, which Ray puts on the actors' path: what lies there is the code that they run
+config = load_config(sys.argv[1])
+connect_ray(quiet=True)
+deploy.up(config.core_pools(), config.core_policies(), namespace=config.namespace, store=config.store, options={})
+"""
+
+OTHER_ACTORS = """
+import sys, ray_pools
+name = sys.argv[1]
+client, other = pools.connect(namespace=name, quiet=True), pools.connect(namespace=name, quiet=True)
+assert client.ping()["version"] == client.pool("seats", {"op": "ping"})["version"] == "0.0.1+copy"
+assert ray_pools.__version__ != "0.0.1+copy"
+asks = {"requester": "team", "pool_resources": {"seat": 1}}
+with client.slot(**asks) as slot:
+    assert slot.pool == "seats"
+first, second, third = client.submit_many([asks] * 3)
+first.wait(), second.wait()
+assert third.explain()["seats"]["cause"] == "waiting_capacity"
+followed = other.follow(third.id)
+assert refused(errors.Refused, followed.release).code == "wrong_token"
+second.release()
+third.wait()
+assert other.release(third.id)["state"] == "released"  # an operator's word
+for ticket in followed, third:
+    ticket.wait_for("released")
+    refused(errors.SlotOver, ticket.wait)
+followed = other.follow(first.id)
+assert first.release()["state"] == first.release()["state"] == "released"
+followed.wait_for("released")  # of an actor that tells nobody else, it is asked after 20 s
+assert refused(errors.Refused, lambda: client.release("nobody's")).code == "unknown_id"
+assert list(client.map(lambda each: 2 * each, [1, 2], **asks)) == [2, 4]
+assert client.list(requester="team") and client.status()["pools"]["seats"] and client.config()["pools"]
 """

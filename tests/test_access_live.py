@@ -14,15 +14,17 @@ from pathlib import Path
 
 import pytest
 from access_drivers import (
+    BRING_UP,
     FULL,
     HOLDERS,
+    OTHER_ACTORS,
     OTHER_CODE,
     PREAMBLE,
     RAY_CLIENT,
     SKEWED,
     STATES,
 )
-from other_code import RELEASES, other_release
+from other_code import RELEASES, VERSION, other_release
 from test_cli_live import Place
 
 from ray_pools import keys, local_processes
@@ -30,6 +32,7 @@ from ray_pools.core.access import key_hash
 
 pytestmark = pytest.mark.ray
 
+RULES = Path(__file__).parent / "scenarios" / "rules.yaml"
 KEY, OPERATOR_KEY = keys.new_key(), keys.new_key()
 
 CONFIG = f"""
@@ -137,6 +140,52 @@ def test_whom_ray_refuses_hears_it_in_one_line(place: Place, env: dict[str, str]
     assert "refused this process" in stranger.run("python", "-c", PREAMBLE + code).stdout
 
 
+@pytest.mark.slow
+def test_the_other_commands_work_with_authentication_and_say_so_in_one_line_without(
+    place: Place, tmp_path: Path
+) -> None:
+    """Those that no other test here runs."""
+    asks = ("-r", "team", "--resource", "seat=1")
+    ran = ("--", "echo", "it ran")
+    assert "it ran" in place.pools("run", *asks, *ran)
+    assert "it ran" in place.pools("job", "submit", *asks, *ran)
+    assert place.json("requests", "--requester", "team")
+    doctor = place.json("doctor", "--no-sync")
+    assert doctor["ok"], doctor
+    place.pools("backup", str(tmp_path / "copy"))
+    place.pools("restore", str(tmp_path / "copy"), "--store", str(tmp_path / "store"))
+    live = (
+        "scenario",
+        "--live",
+        str(RULES),
+        "--select",
+        "a-reserved-share*",
+        "--address",
+        place.env["RAY_ADDRESS"],
+    )
+    assert "1 scenarios" in place.pools(*live)
+
+    # one that does not find the cluster's own token in the notes of those who brought it up
+    strange = {"RAY_AUTH_TOKEN": "another cluster's", "POOLS_STATE_DIR": str(tmp_path)}
+    stranger = Place(place.folder, {**place.env, **strange})
+    for command in (
+        ("up", "pools.yaml"),
+        ("submit", *asks),
+        ("run", *asks, *ran),
+        ("job", "submit", *asks, *ran),
+        ("release", "held"),
+        ("requests",),
+        ("log", "coordinator"),
+        ("upgrade",),
+        ("backup", str(tmp_path / "none")),
+        live,
+        ("down",),
+    ):
+        done = stranger.run("pools", *command, code=3)
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "refused this process" in done.stderr or "uthenticat" in done.stderr
+
+
 def test_cancel_and_release_in_every_state(place: Place) -> None:
     """docs/protocol.md, "In every state": on live actors, each state by events."""
     driver(place, STATES)
@@ -174,6 +223,37 @@ def test_a_driver_of_another_release_with_the_same_protocol_works(
     place: Place, tmp_path: Path, release: str
 ) -> None:
     driver(place, OTHER_CODE, PYTHONPATH=str(other_release(tmp_path, release)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", RELEASES)
+def test_actors_of_another_release_serve_this_one_and_go_on_as_this_one(
+    place: Place, tmp_path: Path, release: str
+) -> None:
+    """Drivers and commands are newer, or older, than the actors. At last these are upgraded, and a slot stays held."""
+    folder = other_release(tmp_path, release)
+    config = f"namespace: {release}\nstore: {tmp_path / 'store'}\n"
+    config += "pools: {seats: {capacity: {seat: 2}, placement: none}}\n"
+    config += "policies: [{pool: seats, requester: team}]\n"
+    (folder / "pools.yaml").write_text(config)
+    (folder / "bring_up.py").write_text(BRING_UP)
+    Place(folder, place.env).run("python", "bring_up.py", "pools.yaml")
+    place.run("python", "-c", PREAMBLE + OTHER_ACTORS, release)
+
+    here = Place(tmp_path, {**place.env, "RAY_POOLS_NAMESPACE": release})
+    asked = ("-r", "team", "--resource", "seat=1", "--wait")
+    assert here.json("submit", "--id", "held", *asked)["state"] == "allocated"
+    assert "seats" in here.pools("status")
+    assert here.json("requests", "--state", "allocated")[0]["id"] == "held"
+    changed = here.json("upgrade")
+    assert {(actor["name"], actor["from"]) for actor in changed["actors"]} == {
+        ("coordinator", VERSION),
+        ("pool:seats", VERSION),
+    }
+    assert here.json("submit", "--id", "after", *asked)["state"] == "allocated"
+    assert [view["state"] for view in here.json("release", "held", "after")] == ["released"] * 2
+    assert "held" in here.pools("log", "--request", "held")
+    here.pools("down")
 
 
 @pytest.mark.slow
