@@ -252,7 +252,7 @@ def test_actors_of_another_release_serve_this_one_and_go_on_as_this_one(
     }
     assert here.json("submit", "--id", "after", *asked)["state"] == "allocated"
     assert [view["state"] for view in here.json("release", "held", "after")] == ["released"] * 2
-    assert "held" in here.pools("log", "--request", "held")
+    assert "it is released: final" in here.pools("log", "--request", "held")
     here.pools("down")
 
 

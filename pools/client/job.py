@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..errors import PoolsError, Refused, Unreachable
 from .attempt import JOB_CONFIG
 from .authentication import one_line
+from .transport import reachable_address
 
 if TYPE_CHECKING:
     from .slot import Slot
@@ -144,6 +145,10 @@ def _job_client() -> Any:
         from ray.job_submission import JobSubmissionClient
     except ImportError as problem:
         raise Unreachable(f"ray can't submit jobs here: {one_line(str(problem))}") from None
+    if not os.environ.get("RAY_ADDRESS", "").startswith(
+        ("http://", "https://")
+    ):  # a dashboard's has no GCS to ask
+        reachable_address()
     try:
         return JobSubmissionClient()
     except Exception as problem:  # noqa: BLE001 - ConnectionError, RuntimeError, Ray's own

@@ -237,9 +237,7 @@ def connect_ray(
         BadInput: an address that can't be right (`ray://`, "local", another than the one connected to).
         Unreachable: no cluster there.
     """
-    given = address or os.environ.get("RAY_ADDRESS") or "auto"
-    field = "address" if address else "RAY_ADDRESS"
-    _check_address(field, given)
+    given = _given_address(address)
     try:
         import ray
     except ImportError as problem:
@@ -247,9 +245,7 @@ def connect_ray(
     if ray.is_initialized():
         _check_connected(address)
         return
-    where = _resolved(given)
-    _probe(where)
-    check_token(where)
+    where = reachable_address(address)
     options: dict[str, Any] = {"logging_level": "WARNING", "log_to_driver": False} if quiet else {}
     if runtime_env:
         options["runtime_env"] = dict(runtime_env)
@@ -259,6 +255,23 @@ def connect_ray(
         if "uthentication" in f"{type(problem).__name__} {problem}":
             raise Unreachable(refused_by_ray(problem)) from None
         raise Unreachable(f"no Ray cluster answers at {given!r}: {one_line(str(problem))}") from None
+
+
+def reachable_address(address: str | None = None) -> str:
+    """Where a cluster answers that lets this process in; found out at once, while Ray would try for long.
+
+    Raises as `connect_ray`.
+    """
+    where = _resolved(_given_address(address))
+    _probe(where)
+    check_token(where)
+    return where
+
+
+def _given_address(address: str | None) -> str:
+    given = address or os.environ.get("RAY_ADDRESS") or "auto"
+    _check_address("address" if address else "RAY_ADDRESS", given)
+    return given
 
 
 def disconnect_ray() -> None:
