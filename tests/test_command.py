@@ -28,8 +28,8 @@ class FakeAttempt:
         self.fake, self.post, self.told = fake, post, list[str]()
         post(Started("somewhere"))
 
-    def end(self, returncode: int) -> None:
-        self.post(Ended(Ending(returncode)))
+    def end(self, returncode: int, failure: str = "") -> None:
+        self.post(Ended(Ending(returncode, failure)))
 
     def terminate(self) -> None:
         self._hear("term")
@@ -106,6 +106,17 @@ def test_a_command_that_ends_gives_its_slot_back(start: Callable[..., Run]) -> N
     assert run.ended.result(30) == 7
     assert run.ops() == ["release"]
     assert run.attempts[0].told == ["close"]
+
+
+def test_why_it_could_not_start_is_said_also_by_one_who_says_nothing_else(
+    start: Callable[..., Run],
+) -> None:
+    said: list[str] = []
+    run = start(complain=said.append)
+    run.granted().end(127, "can't start 'nosuch'")
+    assert run.ended.result(30) == 127
+    assert said == ["can't start 'nosuch'"]
+    assert said[0] not in run.said
 
 
 def test_one_that_was_called_back_runs_again(start: Callable[..., Run]) -> None:

@@ -93,6 +93,14 @@ def test_metadata_have_a_key_that_is_not_ours(given: str) -> None:
     assert "--metadata" in done.output
 
 
+@pytest.mark.parametrize("given", ["b/c", "a?b", "#", "50%", "a\\b"])
+def test_an_id_of_a_job_that_ray_could_not_find_again_is_refused(given: str) -> None:
+    """Fault: Ray takes the job, and no command of it ever reaches it."""
+    done = called("job", "submit", "-r", "team", "--submission-id", given, "--", "true")
+    assert done.exit_code == 2
+    assert "--submission-id" in done.output
+
+
 def test_a_job_runs_the_same_request_and_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its entrypoint, read by `pools run` again, is what was asked for; a shell must not read the command."""
     options = [

@@ -91,7 +91,7 @@ def submit(
         brought["env_vars"] = {**brought.get("env_vars", {}), **given["env"]}
     for name in ("timeout", "stop_timeout"):
         seconds(f"--{name.replace('_', '-')}", given[name], 0.0)
-    job_id = new_submission_id() if submission_id is None else check_name("--submission-id", submission_id)
+    job_id = new_submission_id() if submission_id is None else _job_id(submission_id)
     request_id = given["request_id"] or job_id
     entrypoint = _entrypoint({**given, "request_id": request_id}, namespace, command, brought)
     use_cluster(address, namespace)
@@ -105,6 +105,15 @@ def submit(
         progress(f"pools: the job goes on without this command; `ray job stop {job_id}` ends it")
         code = follow(client, job_id, sys.stdout)
     raise SystemExit(code)
+
+
+def _job_id(given: str) -> str:
+    """It becomes a part of an address at Ray's dashboard, which does not quote it."""
+    if any(char in "/\\?#%" for char in given):
+        raise BadInput(
+            "--submission-id", given, "an id without any of / \\ ? # %, which Ray can't find again"
+        )
+    return check_name("--submission-id", given)
 
 
 def _entrypoint(

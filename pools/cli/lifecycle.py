@@ -127,7 +127,7 @@ def _tell_up(config: Config, done: dict[str, Any], local: LocalCluster | None, a
     if dashboard:
         click.echo(f"jobs: ray job submit --address {dashboard} --working-dir . -- python driver.py")
     if local is not None:
-        click.echo("the local cluster runs on until `pools down`" + _with_namespace(config.namespace))
+        click.echo(f"the local cluster runs on until `pools down{_with_namespace(config.namespace)}`")
 
 
 def _with_namespace(namespace: str) -> str:

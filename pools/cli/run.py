@@ -55,6 +55,7 @@ def run(command: tuple[str, ...], address: str | None, namespace: str, quiet: bo
             asked,
             CommandSpec(command, given["env"], cwd),
             say=_silent if quiet else _say,
+            complain=_say,
             stop_timeout_s=stop_timeout_s(DEFAULT_STOP_TIMEOUT_S) if stop_s is None else stop_s,
             on_grant=note_grant,
         )

@@ -50,11 +50,14 @@ class CommandRun:
         spec: CommandSpec,
         *,
         say: Say,
+        complain: Say | None = None,
         stop_timeout_s: float = DEFAULT_STOP_TIMEOUT_S,
         on_grant: Callable[[Slot], None] | None = None,
     ) -> None:
         self._client, self._submission, self._spec = client, submission, spec
         self._say, self._stop_timeout_s, self._on_grant = say, stop_timeout_s, on_grant
+        # for what is wrong, which is said even by one who else says nothing
+        self._complain = complain or say
         # its put may be interrupted by a handler that puts
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._signals = 0
@@ -155,7 +158,7 @@ class CommandRun:
         if told and not self._stopping:
             self._after_preemption(slot, ending)
             return None
-        self._say(str(ending))
+        (self._complain if ending.failure else self._say)(str(ending))
         self._give_back(slot)
         return ending.exit_code
 
@@ -177,7 +180,7 @@ class CommandRun:
         try:
             slot.release()
         except PoolsError as problem:
-            self._say(f"the slot was not given back, its lease will do it: {problem}")
+            self._complain(f"the slot was not given back, its lease will do it: {problem}")
 
     def _stand_by(self, slot: Slot, attempt: Attempt) -> tuple[Ending, bool]:
         """Until the command is gone: how it ended, and whether it was told to leave the slot."""

@@ -254,6 +254,9 @@ def connect_ray(
     except Exception as problem:  # noqa: BLE001 - ConnectionError, RuntimeError, Ray's own: all mean the same
         if "uthentication" in f"{type(problem).__name__} {problem}":
             raise Unreachable(refused_by_ray(problem)) from None
+        if runtime_env and isinstance(problem, (TypeError, ValueError)):
+            expected = f"an environment that Ray can make: {one_line(str(problem))}"
+            raise BadInput("runtime_env", dict(runtime_env), expected) from None
         raise Unreachable(f"no Ray cluster answers at {given!r}: {one_line(str(problem))}") from None
 
 
