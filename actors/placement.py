@@ -407,7 +407,7 @@ class Placer:
         if group.name in self._orphans:
             self._orphans.discard(group.name)
             if not self._orphans:
-                self._post("cleared", group)
+                self._post("cleared", _Group("", "", 0, ""))
 
 
 def _because(info: GroupInfo) -> str:

@@ -134,7 +134,7 @@ assert found[0].pool == "main"
 os.kill(client.pool("main", {"op": "ping"})["pid"], signal.SIGKILL)
 found[0].release()
 assert waiter.state == "released"
-assert client.ping()["epoch"] == before["epoch"] + 1
+assert client.ping()["epoch"] > before["epoch"]
 assert client.status()["pools"]["main"]["held"].get("gpu", 0) == 0
 """
 

@@ -133,7 +133,14 @@ class Desk:
         self.placer.configure(placement)
 
     def next(self) -> Posted:
-        return self.posted.get(timeout=WAIT_S)
+        """What is posted next of a request."""
+        while (post := self.posted.get(timeout=WAIT_S))[0] == "cleared":
+            pass
+        return post
+
+    def cleared(self) -> None:
+        """Nothing may be posted before that."""
+        assert self.posted.get(timeout=WAIT_S) == ("cleared", "", 0, None)
 
     def expect(self, kind: str, id: str, k: int = 1) -> Any:
         post = self.next()
@@ -298,6 +305,21 @@ def test_a_restart_keeps_what_is_expected_and_removes_the_rest(ray_of_paper: Pap
     assert ray_of_paper.names() == {second.placer.name("kept", 1), other.placer.name("orphan", 1)}
     for desk in (second, other):
         desk.placer.close()
+
+
+def test_a_successor_says_when_no_group_of_nobody_is_left(ray_of_paper: PaperRay) -> None:
+    """What is of no grant may still be in use: nothing may be granted before that is gone."""
+    first = Desk(ray_of_paper)
+    first.placer.place("orphan", 1, {"gpu": 1}, {})
+    first.expect("placed", "orphan")
+    first.placer.close()
+    for there in (1, 0):
+        assert len(ray_of_paper.names()) == there
+        second = Desk(ray_of_paper)
+        second.placer.reconcile(set())
+        second.cleared()
+        assert not ray_of_paper.names()
+        second.placer.close()
 
 
 def test_an_actor_that_takes_no_more_posts_does_not_end_the_thread(ray_of_paper: PaperRay) -> None:

@@ -188,7 +188,7 @@ def test_ten_seconds_without_the_gcs_cost_nobody_a_slot(live: LivePools) -> None
         threading.Event().wait(10.0)  # the outage itself
     finally:
         os.kill(gcs, signal.SIGCONT)
-    assert live.client.ping()["epoch"] == epoch["epoch"] + 1
+    assert live.client.ping()["epoch"] > epoch["epoch"]
     slot.check()
     assert holder.status()["state"] == "allocated"
     slot.release()
