@@ -391,9 +391,8 @@ class CoordinatorShell(Shell):
             self._losses[pool] = error
             raise
         except StalePeer:
-            if (
-                pool in self.state.pools
-            ):  # a zombie, or the pool itself with a log that went back: its answer tells
+            # a zombie, or the pool itself with a log that went back: its answer tells
+            if pool in self.state.pools:
                 self._ask([pool])
             raise
         self._losses.pop(pool, None)

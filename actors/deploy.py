@@ -20,7 +20,6 @@ from ray.util import list_named_actors
 
 from ray_pools import wire
 from ray_pools.actors.coordinator import CoordinatorActor
-from ray_pools.actors.placement import group_prefix
 from ray_pools.actors.pool import PoolActor
 from ray_pools.actors.ray_groups import RayGroups
 from ray_pools.core.access import LIMITS
@@ -244,7 +243,7 @@ def down(namespace: str, *, force: bool = False, progress: Progress = lambda tex
 def remove_groups(namespace: str) -> int:
     """Remove every placement group of the namespace's pools, and with it what runs inside."""
     groups = RayGroups()
-    found = groups.list(group_prefix(namespace))
+    found = groups.list(wire.group_prefix(namespace))
     for hex in found.values():
         groups.remove(hex)
     return len(found)

@@ -27,8 +27,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Set
 from typing import Any
-from urllib.parse import quote, unquote
 
+from ray_pools import wire
 from ray_pools.actors.ray_groups import CREATED, GroupInfo, Groups, Impossible, NameTaken, RayGroups, View
 from ray_pools.core.bundles import Bundle, bundles_for, selector_for, strategy_for
 from ray_pools.errors import BadInput, shown
@@ -94,11 +94,6 @@ class _Group:
         return {"pg": self.hex, "name": self.name, "bundles": self.bundles, "strategy": self.strategy}
 
 
-def group_prefix(namespace: str) -> str:
-    """What the names of all groups of a namespace's pools start with."""
-    return f"ray-pools/{quote(namespace, safe='')}/"
-
-
 class Placer:
     """The placement groups of one pool. All methods return at once; what comes of them is posted.
 
@@ -113,7 +108,8 @@ class Placer:
         groups: Groups | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.prefix = f"{group_prefix(namespace)}{quote(pool, safe='')}/"
+        self.namespace, self.pool = namespace, pool
+        self.prefix = wire.group_prefix(namespace, pool)
         self._post_out = post
         self._ray: Groups = groups if groups is not None else RayGroups()
         self._clock = clock
@@ -170,7 +166,7 @@ class Placer:
 
     def name(self, id: str, k: int) -> str:
         """The name of one attempt's group, unique in the cluster."""
-        return f"{self.prefix}{quote(id, safe='')}/{k}"
+        return wire.group_name(self.namespace, self.pool, id, k)
 
     # --- the thread
 
@@ -285,9 +281,8 @@ class Placer:
         self._orphans = set()
         for name in self._found or {}:
             if name not in expected and name not in self._groups:
-                quoted, _, number = name.removeprefix(self.prefix).rpartition("/")
-                k = int(number) if number.isdigit() else 0
-                group = self._groups[name] = _Group(name, unquote(quoted), k, REMOVE)
+                *_, id, k = wire.group_of(name) or ("", "", name.removeprefix(self.prefix), 0)
+                group = self._groups[name] = _Group(name, id, k, REMOVE)
                 self._orphans.add(name)
                 self._enter(group, REMOVE)
         if not self._orphans:

@@ -54,7 +54,7 @@ def words(event: Any) -> str:
 
 
 def amounts_words(amounts: Iterable[Iterable[Any]]) -> str:
-    """`gpu 2, cpu_milli 500`; every request has its one slot of `step_run`, which says nothing."""
+    """`gpu 2, mcpu 500`; every request has its one slot of `step_run`, which says nothing."""
     pairs = [(key, amount) for key, amount in amounts if amount and key != "step_run"]
     return ", ".join(f"{key} {amount}" for key, amount in pairs) or "a slot"
 

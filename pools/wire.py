@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
+from urllib.parse import quote, unquote
 
 import msgpack
 
@@ -26,9 +27,10 @@ PROTOCOL = 1
 Wire = dict[str, Any]
 
 _SHOWN_AS_IT_IS_MAX_CHARS = 80
+_GROUPS = "ray-pools/"
 
 
-# --- names of actors
+# --- names of actors and of placement groups
 
 
 def coordinator_actor_name() -> str:
@@ -39,6 +41,26 @@ def coordinator_actor_name() -> str:
 def pool_actor_name(pool: str) -> str:
     """The name of a pool's actor in its Ray namespace."""
     return f"ray-pools:pool:{pool}"
+
+
+def group_prefix(namespace: str, pool: str | None = None) -> str:
+    """What the names of all placement groups of a namespace's pools, or of one of them, start with."""
+    start = f"{_GROUPS}{quote(namespace, safe='')}/"
+    return start if pool is None else f"{start}{quote(pool, safe='')}/"
+
+
+def group_name(namespace: str, pool: str, id: str, k: int) -> str:
+    """The name of one attempt's placement group, unique in the cluster."""
+    return f"{group_prefix(namespace, pool)}{quote(id, safe='')}/{k}"
+
+
+def group_of(name: str) -> tuple[str, str, str, int] | None:
+    """(namespace, pool, request, attempt) of a group's name; None for one that is no pool's."""
+    parts = name.removeprefix(_GROUPS).split("/")
+    if not name.startswith(_GROUPS) or len(parts) != 4 or not parts[3].isdecimal():
+        return None
+    namespace, pool, id, k = (unquote(part) for part in parts)
+    return namespace, pool, id, int(k)
 
 
 # --- whole messages

@@ -6,21 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 from fault_processes import COORDINATOR, Call, Process, Violation
-from property_worlds import kept, summed, unlike
+from property_worlds import disagreements, kept, still_kept, summed, unlike
 
 from ray_pools.core import walk
 from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.pool_state import PoolState
-from ray_pools.core.queue import GRANTED, HOLDING, NOMINATED, PREEMPTING
-from ray_pools.core.requests import FINAL, OPEN, TAKEN
+from ray_pools.core.requests import FINAL
 
 if TYPE_CHECKING:
     from fault_world import World
 
 ROUNDS_MAX = 300
-
-# What the coordinator was told of a taken attempt -> the attempt's state
-_TOLD = {"nominated": NOMINATED, "granted": GRANTED, "placed": GRANTED, "preempting": PREEMPTING}
 
 
 def settle(world: World) -> None:
@@ -106,19 +102,7 @@ def agree(world: World) -> None:
     ]
     coordinator = world.processes[COORDINATOR].core
     pools: dict[str, Any] = {name: world.processes[name].core for name in coordinator.state.pools}
-    for id, request in coordinator.state.requests.items():
-        at = {n: pool.state.attempts[id] for n, pool in pools.items() if id in pool.state.attempts}
-        wanted: set[str] = set()
-        if request.phase == OPEN:
-            wanted = set(request.pools)
-        elif request.phase == TAKEN:
-            wanted = {request.owner}
-        if set(at) != wanted:
-            found.append(f"{id} is {request.phase} in {sorted(wanted)}, and stands in {sorted(at)}")
-        for name, attempt in at.items():
-            if attempt.state in HOLDING or attempt.state == NOMINATED:
-                if request.phase == FINAL or _TOLD.get(request.told) != attempt.state:
-                    found.append(f"{id} is {attempt.state}@{name}, and was told {request.told!r}")
+    found += disagreements(coordinator.state, {name: pool.state for name, pool in pools.items()})
     for name, pool in pools.items():
         different = unlike(kept(pool.state), summed(pool.state, pool.promised.values()))
         if different:
@@ -156,18 +140,7 @@ def nothing_is_left(world: World) -> None:
     found: list[str] = list(world.auditor.still_held())
     coordinator = world.processes[COORDINATOR]
     for name in coordinator.core.state.pools:
-        pool = world.processes[name].core
-        ledger = pool.state.ledger
-        remains: dict[str, Any] = {
-            "attempts": sorted(pool.state.attempts),
-            "held": {key: n for key, n in ledger.held.items() if n},
-            "booked": {key: n for key, n in ledger.booked.items() if n},
-            "promised": {key: n for key, n in ledger.promised.items() if n},
-            "bids": sorted(pool.bids) + sorted(pool.bids_due),
-            "deadlines": sorted(pool.deadlines),
-            "waiting": pool.state.queue.size or sorted(pool.state.paused),
-        }
-        found += [f"{name} keeps {what}: {value}" for what, value in remains.items() if value]
+        found += still_kept(name, world.processes[name].core)
     if len(coordinator.core.leases):
         found.append(f"the coordinator keeps leases of {sorted(coordinator.core.leases)}")
     known = coordinator.core.state.pools

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 from auditor import Auditor
+from property_worlds import still_kept
 
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
@@ -300,18 +301,7 @@ class LiveStyle:
             f"{id} is {state}" for id, state in self.states().items() if "@" in state or state == "queued"
         ]
         for name in self.peers(COORDINATOR):
-            pool = self.pool(name)
-            ledger = pool.state.ledger
-            kept = {
-                "attempts": sorted(pool.state.attempts),
-                "held": {key: n for key, n in ledger.held.items() if n},
-                "booked": {key: n for key, n in ledger.booked.items() if n},
-                "promised": {key: n for key, n in ledger.promised.items() if n},
-                "bids": sorted(pool.bids) + sorted(pool.bids_due),
-                "deadlines": sorted(pool.deadlines),
-                "waiting": pool.state.queue.size or sorted(pool.state.paused),
-            }
-            found += [f"{name} keeps {what}: {value}" for what, value in kept.items() if value]
+            found += still_kept(name, self.pool(name))
         if self.coordinator.leases or self.coordinator.state.waiting_or_holding:
             found.append(f"the coordinator keeps {sorted(self.coordinator.leases)}")
         return [*found, *self.auditor.still_held()]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgpack
-from property_worlds import Held, broken_rules, held_in, kept, summed, unlike
+from property_worlds import Held, broken_rules, disagreements, held_in, kept, summed, unlike
 
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
@@ -23,14 +23,10 @@ from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.link import Message, StalePeer
 from ray_pools.core.pool import Place, Pool, Step, Unplace
 from ray_pools.core.pool_state import PoolState
-from ray_pools.core.queue import GRANTED, HOLDING, NOMINATED, PREEMPTING
-from ray_pools.core.requests import FINAL, OPEN, TAKEN
+from ray_pools.core.queue import GRANTED
 
 COORDINATOR = ""
 ROUNDS_MAX = 300
-
-# What the coordinator was told of a taken attempt -> the attempt's state
-_TOLD = {"nominated": NOMINATED, "granted": GRANTED, "placed": GRANTED, "preempting": PREEMPTING}
 
 
 class Flight(NamedTuple):
@@ -256,26 +252,8 @@ class Net:
 
     def loose_ends(self) -> list[str]:
         """What is not as it must be once all has arrived: sides that disagree, and work that could go on."""
-        found: list[str] = []
-        for id, request in self.coordinator.state.requests.items():
-            at = {
-                name: pool.state.attempts[id]
-                for name, pool in self.pools.items()
-                if id in pool.state.attempts
-            }
-            wanted: set[str] = set()
-            if request.phase == OPEN:
-                wanted = set(request.pools)
-            elif request.phase == TAKEN:
-                wanted = {request.owner}
-            if set(at) != wanted:
-                found.append(f"{id} is {request.phase} in {wanted}, and stands in {set(at)}")
-            for name, attempt in at.items():
-                if attempt.state in HOLDING or attempt.state == NOMINATED:
-                    if request.phase == FINAL or _TOLD.get(request.told) != attempt.state:
-                        found.append(
-                            f"{id} is {attempt.state}@{name}, and the coordinator says {request.told!r}"
-                        )
+        states = {name: pool.state for name, pool in self.pools.items()}
+        found = disagreements(self.coordinator.state, states)
         for name, pool in self.pools.items():
             if pool.promised:
                 found.append(f"{name} keeps room for {sorted(pool.promised)}")

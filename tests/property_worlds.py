@@ -23,6 +23,7 @@ from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.pool import Pool
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import GRANTED, HOLDING, NOMINATED, PREEMPTING, QUEUED, Attempt
+from ray_pools.core.requests import FINAL, OPEN, TAKEN
 from ray_pools.core.system import System
 from ray_pools.scenario_files import Scenario
 
@@ -388,3 +389,41 @@ def preempting_again(system: System, id: str) -> bool:
         (attempt := pool.state.attempts.get(id)) is not None and attempt.state == PREEMPTING
         for pool in system.pools.values()
     )
+
+
+# What the coordinator was told of a taken attempt -> the attempt's state
+_TOLD = {"nominated": NOMINATED, "granted": GRANTED, "placed": GRANTED, "preempting": PREEMPTING}
+
+
+def disagreements(state: CoordinatorState, pools: Mapping[str, PoolState]) -> list[str]:
+    """Requests of which the coordinator and the pools say different things, once all has arrived."""
+    found: list[str] = []
+    for id, request in state.requests.items():
+        at = {name: pool.attempts[id] for name, pool in pools.items() if id in pool.attempts}
+        wanted: set[str] = set()
+        if request.phase == OPEN:
+            wanted = set(request.pools)
+        elif request.phase == TAKEN:
+            wanted = {request.owner}
+        if set(at) != wanted:
+            found.append(f"{id} is {request.phase} in {sorted(wanted)}, and stands in {sorted(at)}")
+        for name, attempt in at.items():
+            if attempt.state in HOLDING or attempt.state == NOMINATED:
+                if request.phase == FINAL or _TOLD.get(request.told) != attempt.state:
+                    found.append(f"{id} is {attempt.state}@{name}, and the coordinator says {request.told!r}")
+    return found
+
+
+def still_kept(name: str, pool: Pool) -> list[str]:
+    """What a pool keeps of requests; nothing, once all are final."""
+    ledger = pool.state.ledger
+    remains: dict[str, Any] = {
+        "attempts": sorted(pool.state.attempts),
+        "held": {key: n for key, n in ledger.held.items() if n},
+        "booked": {key: n for key, n in ledger.booked.items() if n},
+        "promised": {key: n for key, n in ledger.promised.items() if n},
+        "bids": sorted(pool.bids) + sorted(pool.bids_due),
+        "deadlines": sorted(pool.deadlines),
+        "waiting": pool.state.queue.size or sorted(pool.state.paused),
+    }
+    return [f"{name} keeps {what}: {value}" for what, value in remains.items() if value]

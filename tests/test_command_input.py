@@ -22,10 +22,12 @@ import ray_pools as pools_api
 from ray_pools.cli import job as job_module
 from ray_pools.cli import run as run_module
 from ray_pools.cli.app import pools
+from ray_pools.client.attempt import thread_environment
 from ray_pools.client.current import place_of_group
 from ray_pools.client.job import _Shown, stop_timeout_s
 from ray_pools.client.runner import command_environment, write_secret
 from ray_pools.errors import Unreachable
+from ray_pools.settings import ResourceSettings
 
 COMMANDS = (("run",), ("job", "submit"))
 
@@ -143,6 +145,14 @@ def test_a_command_has_nothing_of_the_worker() -> None:
     own = os.path.dirname(sys.executable)
     assert found == {"PATH": f"{own}:/usr/bin", "HOME": "/h", "PYTHONUNBUFFERED": "1"}
     assert command_environment(found)["PATH"] == found["PATH"]
+
+
+def test_a_command_has_as_many_threads_as_whole_cpus_were_asked_for() -> None:
+    def threads(cpus: str) -> dict[str, str]:
+        return thread_environment(ResourceSettings(gpu_count=1, cpu_count=cpus).amounts())
+
+    assert threads("2.5") == {"OMP_NUM_THREADS": "2"}
+    assert threads("0.5") == threads("0") == {}
 
 
 def test_a_token_is_for_its_user_only() -> None:

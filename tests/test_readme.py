@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,15 +118,15 @@ class Shell:
         return done.stdout
 
 
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """With the pools up, as the README's first command has it, and the line exported that it prints."""
-    shell = Shell(tmp_path_factory.mktemp("readme"))
+@contextmanager
+def pools_up(folder: Path) -> Iterator[Shell]:
+    """The README's pools, as its first command brings them up, and the line exported that it prints."""
+    shell = Shell(folder)
     try:
         shell.env.update(json.loads(shell.run("pools up examples/pools.yaml --local --json"))["env"])
         yield shell
     finally:
-        # the last block did it already, unless a test before it failed
+        # the README's last block did it already, unless a test before it failed
         subprocess.run(
             ["bash", "-c", "pools down --force --local"],
             cwd=shell.folder,
@@ -133,6 +134,12 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
             capture_output=True,
             check=False,
         )
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    with pools_up(tmp_path_factory.mktemp("readme")) as shell:
+        yield shell
 
 
 @pytest.mark.ray

@@ -6,12 +6,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_readme import ROOT, Shell
+from test_readme import ROOT, Shell, pools_up
 
 PAGES = ("functions.md", "recipes.md")
 NEEDS = {
@@ -61,19 +60,8 @@ def test_no_recipe_is_left_out() -> None:
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """With the README's pools up."""
-    shell = Shell(tmp_path_factory.mktemp("recipes"))
-    try:
-        shell.env.update(json.loads(shell.run("pools up examples/pools.yaml --local --json"))["env"])
+    with pools_up(tmp_path_factory.mktemp("recipes")) as shell:
         yield shell
-    finally:
-        subprocess.run(
-            ["bash", "-c", "pools down --force --local"],
-            cwd=shell.folder,
-            env=shell.env,
-            capture_output=True,
-            check=False,
-        )
 
 
 @pytest.mark.parametrize("path", [marked(path) for path in FILES])

@@ -51,5 +51,5 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
 
 
 def amounts_text(amounts: Mapping[str, int], zeros: bool = False) -> str:
-    """`gpu 2, cpu_milli 500`; without what is zero."""
+    """`gpu 2, mcpu 500`; without what is zero."""
     return ", ".join(f"{key} {amount}" for key, amount in amounts.items() if amount or zeros) or "-"

@@ -69,9 +69,8 @@ def declare_lost(
         said = client.coordinator(op)
         ends_at = time.monotonic() + _WAIT_S
         while name in (status := client.coordinator({"op": "status"}))["unheard"]:
-            if status.get(
-                "lost"
-            ):  # by another pool, too: until all such are declared lost, it works in nothing
+            # by another pool, too: until all such are declared lost, it works in nothing
+            if status.get("lost"):
                 progress(f"pool {name!r} begins anew once this is solved, too: {status['lost']}")
                 break
             if time.monotonic() >= ends_at:

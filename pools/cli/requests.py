@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ray_pools.cli.command_options import pool_resources
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import amounts_text, print_json, print_table, progress
 from ray_pools.cli.tokens import token_of
-from ray_pools.errors import BadInput, PoolsError, SlotError, WaitTimeout
+from ray_pools.errors import PoolsError, SlotError, WaitTimeout
 from ray_pools.keys import key_in_file
 
 if TYPE_CHECKING:
@@ -21,26 +22,12 @@ FIRST_ANSWER_S = 2.0
 """So long `--no-wait` waits for what the pools make of a request that they can decide at once."""
 
 
-def _pool_resources(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for text in given:
-        key, equals, amount = text.partition("=")
-        if not equals or not amount.strip().isdecimal():
-            raise BadInput("--resource", text, "KEY=AMOUNT with a whole number, such as licence=2")
-        if key in found:
-            raise BadInput("--resource", text, f"{key} once")
-        found[key] = int(amount)
-    return found
-
-
 @click.command()
 @click.option("--requester", "-r", required=True, help="Who asks: a name with a policy in some pool.")
 @click.option("--gpus", "-g", type=int, help="How many GPUs.")
 @click.option("--cpus", metavar="N", help="How many CPUs; fractions are allowed.")
 @click.option("--memory", metavar="SIZE", help="Memory, such as 16GiB.")
-@click.option(
-    "--resource", metavar="KEY=N", multiple=True, callback=_pool_resources, help="Another resource."
-)
+@click.option("--resource", metavar="KEY=N", multiple=True, callback=pool_resources, help="Another resource.")
 @click.option("--non-preemptible", is_flag=True, help="Never to be stopped for others.")
 @click.option("--retries", type=int, default=0, show_default=True, help="Queue again after a preemption.")
 @click.option("--id", "request_id", help="Its id: the same id with the same content is the same request.")

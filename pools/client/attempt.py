@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..settings import MCPU
 from ..supervise import Ending, Supervised
 from .authentication import one_line
 from .runner import Runner, devices, write_secret
@@ -107,11 +108,15 @@ def slot_environment(slot: Slot) -> dict[str, str]:
         "RAY_POOLS_ATTEMPT": str(slot.k),
         "RAY_POOLS_PLACEMENT_GROUP": group,
     }
-    cpus = slot.resources.get("cpu_milli", 0) // 1000
-    if cpus:
-        env["OMP_NUM_THREADS"] = str(cpus)  # as Ray has it for tasks
+    env.update(thread_environment(slot.resources))
     config = os.environ.get(JOB_CONFIG) or _job_config()
     return {**env, JOB_CONFIG: config} if config else env
+
+
+def thread_environment(resources: Mapping[str, int]) -> dict[str, str]:
+    """As Ray has it for tasks: as many threads as whole CPUs were asked for; Ray's own default where none were."""
+    cpus = resources.get(MCPU, 0) // 1000
+    return {"OMP_NUM_THREADS": str(cpus)} if cpus else {}
 
 
 def _job_config() -> str:

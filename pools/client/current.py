@@ -12,15 +12,12 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote
 
+from .. import wire
 from ..errors import NoSlot, PoolsError
 from .client import Client
 from .slot import Slot
 from .transport import RayTransport, connect_ray
-
-GROUP_PREFIX = "ray-pools/"
-"""What names of the pools' placement groups start with: prefix, namespace, pool, request, attempt, all quoted."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +97,11 @@ def _by_placement_group() -> _Place | None:
 
 def place_of_group(name: str) -> _Place | None:
     """None for a group that is no pool's."""
-    parts = name.removeprefix(GROUP_PREFIX).split("/")
-    if not name.startswith(GROUP_PREFIX) or len(parts) != 4 or not parts[3].isdecimal():
+    found = wire.group_of(name)
+    if found is None:
         return None
-    namespace, _, request_id, k = (unquote(part) for part in parts)
-    return _Place(namespace, request_id, int(k))
+    namespace, _, request_id, k = found
+    return _Place(namespace, request_id, k)
 
 
 def _slot_of(place: _Place) -> Slot:

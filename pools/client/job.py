@@ -145,9 +145,8 @@ def _job_client() -> Any:
         from ray.job_submission import JobSubmissionClient
     except ImportError as problem:
         raise Unreachable(f"ray can't submit jobs here: {one_line(str(problem))}") from None
-    if not os.environ.get("RAY_ADDRESS", "").startswith(
-        ("http://", "https://")
-    ):  # a dashboard's has no GCS to ask
+    # the address of a dashboard has no GCS to ask
+    if not os.environ.get("RAY_ADDRESS", "").startswith(("http://", "https://")):
         reachable_address()
     try:
         return JobSubmissionClient()

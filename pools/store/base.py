@@ -28,7 +28,7 @@ BATCH_MAX_EVENTS = 1_000
 BATCH_MAX_BYTES = 2**20
 """A turn that is larger is kept in several batches (of one transaction), so that a reader needs little memory."""
 RUN_EVENTS = 128
-"""A run ends with the batch that reaches it: more would not fit into a near cache, once unpacked."""
+"""A run ends with the batch that reaches it: longer ones were slower to unpack."""
 
 
 class Row(NamedTuple):
@@ -100,8 +100,8 @@ class Run(NamedTuple):
 
 @contextmanager
 def reading_much() -> Iterator[None]:
-    """While a long log is read: the cycle collector rests. Events have no cycles, and looking for some in each run
-    again would take a tenth of the time.
+    """While a long log is read: the cycle collector rests. Events have no cycles, and each run of them
+    would be searched for some again.
     """
     collects = gc.isenabled()
     gc.disable()
