@@ -294,7 +294,7 @@ class Ticket:
     def _make_sure(self) -> None:
         """Asks, if the lease may have run out unheard: this process was stopped, or out of reach of the coordinator.
 
-        One that can't be reached can't have ended it either, as far as anybody knows: then nothing changes.
+        While the coordinator can't be reached the slot is taken to stand: it may have ended it all the same.
         """
         if self.lease_s <= 0 or self.done or time.monotonic() - self._renewed_at < self.lease_s:
             return
