@@ -17,8 +17,8 @@ from .core.pool import Pool
 from .core.queue import NOMINATED, QUEUED
 from .errors import Refused
 from .log_story import COORDINATOR, pool_log
-from .log_view import base_state, events, lines, pools_in, time_text
-from .log_words import amounts_words, words
+from .log_view import Line, base_state, events, lines, pools_in, time_text
+from .log_words import amounts_words, is_about, words
 from .store import NoLog, open_reader
 
 
@@ -53,7 +53,8 @@ def tale(store: str, id: str) -> list[Told]:
     reader = open_reader(store, COORDINATOR)
     try:
         whole = reader.first_seq() == 1
-        found = list(lines(reader, COORDINATOR, request=id))
+        before = None if whole else base_state(reader, COORDINATOR).requests.get(id)
+        found = list(_concerning(lines(reader, COORDINATOR), id, before.pools if before else ()))
     finally:
         reader.close()
     told: list[Told] = []
@@ -69,6 +70,23 @@ def tale(store: str, id: str) -> list[Told]:
     if not any(per_log):
         raise Refused("unknown_id", f"the logs at {store} know no request {id!r}", {"id": id})
     return list(_in_order(per_log))
+
+
+def _concerning(found: Iterable[Line], id: str, before: Iterable[str]) -> Iterator[Line]:
+    """What is about the request, and that the log of a pool is lost in which it waits or holds then."""
+    pools = set(before)
+    for line in found:
+        event = line.event
+        if is_about(event, id):
+            if isinstance(event, (ev.Submitted, ev.Opened)):
+                pools = set(event.pools)
+            elif isinstance(event, ev.Taken):
+                pools = {event.pool}
+            elif isinstance(event, ev.Finished):
+                pools = set()
+        elif not (isinstance(event, ev.DeclaredLost) and event.pool in pools):
+            continue
+        yield line
 
 
 def _of_coordinator(event: Any, k: int, seq: int, at: float) -> Told:

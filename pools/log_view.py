@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import struct
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
@@ -80,9 +81,14 @@ def plain(value: Any) -> Any:
     return value
 
 
+def is_clock_time(at: float) -> bool:
+    """A wall clock's; a scenario's starts at 0."""
+    return at >= 1e8
+
+
 def time_text(at: float) -> str:
     """The core's time, to the millisecond: local time where it is one of a clock, else seconds."""
-    if at < 1e8:  # a scenario's clock starts at 0
+    if not is_clock_time(at):
         return f"{at:.3f} s"
     return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
@@ -163,7 +169,7 @@ def parse_moment(said: str) -> int | float:
         if said.startswith("@"):
             return float(said[1:])
         return datetime.fromisoformat(said.replace("Z", "+00:00")).timestamp()
-    except ValueError:
+    except (OverflowError, ValueError):
         expected = "a row's number, a time such as 2026-01-31T12:00:00, or @SECONDS of the log's own time"
         raise BadInput("--at", said, expected) from None
 
@@ -172,14 +178,16 @@ def folded(reader: Reader, log: str, moment: int | float | None = None) -> tuple
     """The state after row `moment` (an integer), or after all rows up to a time; and the epoch of its last row.
 
     Raises:
-        BadInput: there is no such row yet.
+        BadInput: there is no such row yet, or the time is before the first row or yet to come.
         Pruned: the rows that the state then needs are gone.
     """
     state = base_state(reader, log)
     first, last = reader.first_seq(), reader.head()[1]
-    if isinstance(moment, int) and moment > last:
-        raise BadInput("--at", moment, f"a row of {log}, whose last one is {last}, or a time")
+    if isinstance(moment, int) and not 1 <= moment <= last:
+        raise BadInput("--at", moment, f"a row of {log}, from {first} to {last}, or a time")
     by_time = isinstance(moment, float)
+    if isinstance(moment, float):
+        _check_time(reader, log, moment)
     if first > 1 and moment is not None and (state.clock if by_time else state.seq) > moment:
         raise Pruned(reader.where, first - 1 if by_time else int(moment), state.seq)
     epoch = 0
@@ -189,6 +197,27 @@ def folded(reader: Reader, log: str, moment: int | float | None = None) -> tuple
         state.apply(event, row.at)
         epoch = row.epoch
     return state, epoch
+
+
+def _check_time(reader: Reader, log: str, moment: float) -> None:
+    """After the last row the state is known up to now, where the log's time is a clock's."""
+    first, last = reader.first_seq(), reader.head()[1]
+    begins, ends = (next(reader.read(seq), None) for seq in (first, last))
+    if begins is None or ends is None:
+        raise BadInput("--at", moment, f"left out: {log} has no rows yet")
+    known_to = max(ends.at, time.time()) if is_clock_time(ends.at) else ends.at
+    if not moment <= known_to or (moment < begins.at and first == 1):  # nan is none, either
+        expected = (
+            f"a time from {time_text(begins.at)} (row {first}) to {time_text(ends.at)} (row {last}), or a row"
+        )
+        raise BadInput("--at", _moment_text(moment), expected)
+
+
+def _moment_text(moment: float) -> str:
+    try:
+        return time_text(moment)
+    except (OverflowError, OSError, ValueError):  # beyond what a calendar has
+        return f"@{moment:g}"
 
 
 def state_at(reader: Reader, log: str, moment: int | float | None = None) -> dict[str, Any]:

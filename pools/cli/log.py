@@ -14,8 +14,8 @@ import click
 
 from ray_pools.cli.connection import cluster_options, json_option
 from ray_pools.cli.output import amounts_text, print_json, print_table, progress
-from ray_pools.cli.store_place import config_option, find_store, store_option
-from ray_pools.errors import BadInput, PoolsError
+from ray_pools.cli.store_place import check_there_are_logs, config_option, find_store, store_option
+from ray_pools.errors import BadInput
 
 if TYPE_CHECKING:
     from ray_pools.log_view import Line
@@ -29,7 +29,8 @@ FOLLOW_EVERY_S = 0.3
 @store_option
 @config_option
 @click.option("--from", "from_seq", metavar="SEQ", type=click.IntRange(min=1), help="From this row on.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many lines.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="At most so many lines, the oldest.")
+@click.option("--tail", metavar="N", type=click.IntRange(min=1), help="At most so many lines, the newest.")
 @click.option(
     "--request", metavar="ID", help="This request's whole story, over the coordinator and all pools."
 )
@@ -47,6 +48,7 @@ def log(
     config: str | None,
     from_seq: int | None,
     limit: int | None,
+    tail: int | None,
     request: str | None,
     verify: bool,
     moment: str | None,
@@ -78,13 +80,21 @@ def log(
         raise click.UsageError(f"{chosen[0]} and {chosen[1]} don't go together")
     if name is None and request is None:
         raise click.UsageError("whose log? name a pool, or `coordinator`")
+    if tail is not None:
+        others = (("--limit", limit), ("--from", from_seq), ("--at", moment), ("--export", export_to))
+        for flag, given in (*others, ("--verify", verify or None)):
+            if given is not None:
+                raise click.UsageError(f"--tail and {flag} don't go together")
     place = find_store(store, config, address, namespace)
+    check_there_are_logs(place, store, config)
     if request is not None:
-        _tell(place, request, limit, as_json)
+        _tell(place, request, limit, tail, as_json)
         return
     which = log_name(str(name))
     reader = _reader(place, which)
     try:
+        if tail is not None and reader.head()[1]:
+            from_seq = max(reader.head()[1] - tail + 1, reader.first_seq())
         if verify:
             _verify(place, which, as_json)
         elif moment is not None:
@@ -106,10 +116,7 @@ def _reader(place: str, which: str) -> Reader:
     try:
         return open_reader(place, which)
     except NoLog:
-        try:
-            known = ["coordinator", *pools_in(place)]
-        except NoLog:
-            raise PoolsError(f"there are no logs at {place}: name another place by --store") from None
+        known = ["coordinator", *pools_in(place)]
         raise BadInput("POOL", which.removeprefix("pool:"), f"one of {', '.join(known)} ({place})") from None
 
 
@@ -155,10 +162,12 @@ def _follow(reader: Reader, which: str, from_seq: int | None, limit: int | None,
         time.sleep(FOLLOW_EVERY_S)
 
 
-def _tell(place: str, request: str, limit: int | None, as_json: bool) -> None:
+def _tell(place: str, request: str, limit: int | None, tail: int | None, as_json: bool) -> None:
     from ray_pools.log_tale import tale
 
     told = tale(place, request)[:limit]
+    if tail is not None:
+        told = told[-tail:]
     if as_json:
         print_json([line.plain() for line in told])
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ray_pools.errors import Unreachable
+from ray_pools.errors import BadInput, Unreachable
 
 store_option = click.option(
     "--store", metavar="ADDRESS", help="Where the logs are: sqlite:///DIRECTORY, or DIRECTORY."
@@ -35,6 +35,28 @@ def find_store(
     if os.environ.get(STORE_ENV):
         return store_address(os.environ[STORE_ENV], Path(), STORE_ENV)
     return default_store(namespace, os.environ)
+
+
+def check_there_are_logs(place: str, store: str | None, config: str | None) -> None:
+    """Raises one clear error if there are none where they are looked for.
+
+    Raises:
+        BadInput: not where --store or --config says.
+        Unreachable: nothing said where, no coordinator that could say it was reached, and there are none by default.
+    """
+    from ray_pools.log_story import COORDINATOR
+    from ray_pools.store import NoLog, open_reader
+
+    try:
+        open_reader(place, COORDINATOR).close()
+    except NoLog:
+        if store is not None or config is not None:
+            flag, said = ("--store", store) if store is not None else ("--config", config)
+            raise BadInput(flag, said, f"where logs are: there are none at {place}") from None
+        raise Unreachable(
+            f"no running coordinator says where its logs are, and there are none at {place}: name their place by"
+            " --store or --config, or the cluster by --address"
+        ) from None
 
 
 def running_store(address: str | None, namespace: str) -> str | None:

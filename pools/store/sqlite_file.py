@@ -34,6 +34,10 @@ _TABLES = [("head", 2), ("log", 3), ("snapshot", 4)]
 """Each table and its first page. A changed page number would show some other table, such as an empty log."""
 
 
+_COLUMNS_AT_FIRST = ["seq", "epoch", "at", "chain", "body"]
+"""Of the log's table before the first release. The format's version was 1 already."""
+
+
 def database_path(directory: str, name: str) -> str:
     """Where the log of this name is. No two names share a file; the file says its name too."""
     safe = re.sub("[.~]", lambda found: f"%{ord(found[0]):02X}", quote(name, safe=""))
@@ -116,6 +120,12 @@ def refuse_foreign(db: sqlite3.Connection, where: str) -> None:
         )
     if version != FORMAT_VERSION:
         raise ForeignStore(where, f"its format is version {version}, which no program wrote")
+    if [column for _, column, *_ in db.execute("PRAGMA table_info(log)")] == _COLUMNS_AT_FIRST:
+        raise ForeignStore(
+            where,
+            "it is of an older release, before 0.1, whose logs had a row for each event and can't be read by this one:"
+            " use that release, or begin with a new store",
+        )
     if db.execute("SELECT name, rootpage FROM sqlite_master ORDER BY rowid").fetchall() != _TABLES:
         raise Corrupt(where, 0, "its tables are not where they were made")
 

@@ -188,6 +188,27 @@ def test_another_format_version_is_refused(store: SqliteStore, folder: str, vers
             log()
 
 
+def test_a_log_of_before_the_first_release_is_called_old_and_not_damaged(folder: str) -> None:
+    """Whose log's table had a row for each event, and whose format had the same number."""
+    path = database_path(folder, NAME)
+    os.makedirs(folder)
+    db = raw(path)
+    db.executescript(
+        f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1;"
+        "CREATE TABLE head (one INTEGER PRIMARY KEY, name TEXT, epoch INTEGER, base_seq INTEGER, base_chain, seal);"
+        "CREATE TABLE log (seq INTEGER PRIMARY KEY, epoch INTEGER, at REAL, chain BLOB, body BLOB);"
+        "CREATE TABLE snapshot (seq INTEGER PRIMARY KEY, epoch INTEGER, chain BLOB, seal BLOB, state BLOB);"
+    )
+    db.close()
+    before = Path(path).read_bytes()
+    for log in (SqliteStore(folder, NAME).open, SqliteReader(folder, NAME).head):
+        with pytest.raises(
+            ForeignStore, match=r"it is of an older release.*use that release, or begin with a new"
+        ):
+            log()
+    assert Path(path).read_bytes() == before
+
+
 def test_a_log_under_another_name_is_refused(store: SqliteStore, folder: str) -> None:
     store.close()
     shutil.copy(store.where, database_path(folder, "pool-b"))
