@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
+from ray_pools.core.holders import short_node
 from ray_pools.errors import shown
 
 log = logging.getLogger("ray_pools")
@@ -141,7 +142,7 @@ class Judge:
         self._node_died = {node: self._node_died.get(node, now) for node in dead}
         over = {node for node, died_at in self._node_died.items() if now - died_at >= NODE_ENDS_S}
         return [
-            (client, holder, f"its node {holder['node'][:12]} is gone")
+            (client, holder, f"its node {short_node(holder['node'])} is gone")
             for client, holder in mine
             if holder.get("node") in over
         ]

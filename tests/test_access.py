@@ -59,7 +59,9 @@ def test_an_operation_on_a_request_needs_its_token_or_an_operator_and_reading_ne
             await refused(shells, "wrong_token", op, id="x", token=OTHER, by="eve@node")
             await refused(shells, "wrong_token", op, id="x")
         again = {"id": "x", "requester": "low", "amounts": {"gpu": 1, "step_run": 1}}
-        await refused(shells, "wrong_token", "submit", **again, token=OTHER)
+        problem = await refused(shells, "wrong_token", "submit", **again, token=OTHER)
+        assert "'x' is taken" in str(problem)  # who types `pools run --id x` twice hears what has it
+        assert "is allocated; use a new id" in str(problem)
         answer = await shells.ask("renew", items=[["x", OTHER], ["none", OTHER]], by="eve@node")
         assert answer == {"renewed": 0, "final": [], "unknown": ["none"], "refused": ["x"]}
         (view,) = await shells.ask("get", ids=["x"])

@@ -16,10 +16,12 @@ from test_shells import Play, Shells, play
 
 from ray_pools import wire
 from ray_pools.actors.holders import LOOKUPS_MAX, NODE_ENDS_S, HolderWatch, Judge, Worker
+from ray_pools.cli.maintenance import Findings, _look_at_node
 from ray_pools.core import holders
 from ray_pools.core import records as ev
 from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.errors import BadInput, Refused
+from ray_pools.log_words import words
 
 __all__ = ["play"]
 
@@ -298,6 +300,22 @@ def test_nobody_from_outside_can_say_that_a_process_is_dead(play: Play) -> None:
         await shells.until({"a1": "allocated"})
 
     play(story)
+
+
+def test_two_nodes_are_never_told_apart_by_nothing() -> None:
+    """Fault: ids of a local cluster's nodes differ in their last characters only."""
+    head, worker = ("f" * 51 + end for end in ("00000", "00001"))
+    assert holders.short_node(head) != holders.short_node(worker) == "ffffffff..00001"
+    assert "on node ffffffff..00001" in words(ev.HolderSeen("c", {"node": worker}))
+    assert holders.short_node("node-1") == "node-1"
+
+
+def test_the_doctor_tells_nodes_apart() -> None:
+    found = Findings()
+    for end in ("00000", "00001"):
+        node = {"node": "f" * 51 + end, "address": "127.0.0.1", "head": False, "problem": "x"}
+        _look_at_node(found, node, "2")
+    assert len({what for _, what, _ in found.lines}) == 2
 
 
 def test_what_a_client_says_of_itself_is_checked(refuses: Callable[..., Any]) -> None:

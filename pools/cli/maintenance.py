@@ -202,7 +202,9 @@ def _look_at_cluster(found: Findings, address: str | None, namespace: str) -> bo
 
 
 def _look_at_node(found: Findings, node: dict[str, Any], ray_version: str) -> None:
-    what = f"node {node['address']} {node['node'][:8]}" + (" (head)" if node["head"] else "")
+    from ray_pools.core.holders import short_node
+
+    what = f"node {node['address']} {short_node(node['node'])}" + (" (head)" if node["head"] else "")
     if "problem" in node:
         found.add("FAIL", what, f"ray_pools can't be used there: {node['problem']}")
     elif node["version"] != __version__ or node["ray"] != ray_version:

@@ -176,7 +176,7 @@ class Coordinator:
         age_s: how long ago its client made it; None where that is not known.
 
         Raises:
-            Refused: the id belongs to other content (`id_in_use`) or another client (`wrong_token`); `too_old`,
+            Refused: the id came with other content (`id_in_use`) or another token (`wrong_token`); `too_old`,
                 `clock_ahead`, `too_many_waiting`, `too_many_live` (docs/limits.md).
         """
         content = (
@@ -189,7 +189,7 @@ class Coordinator:
         )
         if (known := self.state.requests.get(id)) is not None:
             check_same(known, content)
-            check_token(known, token)
+            check_token(known, token, submits=True)
             holders.adopt(self, known, client)
             return known
         positive = tuple(pair for pair in content[1] if pair[1] > 0)

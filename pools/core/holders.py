@@ -101,4 +101,9 @@ def words(holder: Mapping[str, Any]) -> str:
     """The process, for people."""
     kind = "an actor" if holder.get("actor") else "a driver" if holder.get("kind") == "driver" else "a worker"
     job, pid, node = (holder.get(key, "?") for key in ("job", "pid", "node"))
-    return f"{kind} of Ray job {job}, process {pid} on node {node[:12]}"
+    return f"{kind} of Ray job {job}, process {pid} on node {short_node(node)}"
+
+
+def short_node(node: str) -> str:
+    """A node's id for people. Ids of a local cluster's nodes differ in their ends only; by the start Ray lists them."""
+    return node if len(node) <= 16 else f"{node[:8]}..{node[-5:]}"

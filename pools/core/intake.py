@@ -33,12 +33,21 @@ def check_same(known: Request, content: tuple[Any, ...]) -> None:
         )
 
 
-def check_token(request: Request, token: bytes) -> None:
+def check_token(request: Request, token: bytes, submits: bool = False) -> None:
     """Raises Refused (`wrong_token`) unless the request was submitted with the token of this hash."""
-    if not hmac.compare_digest(request.token, token):
-        raise Refused(
-            WRONG_TOKEN, f"request {request.id!r} belongs to another client: its token is not this one"
+    if hmac.compare_digest(request.token, token):
+        return
+    if submits:
+        said = (
+            f"request id {request.id!r} is taken: a request that was submitted before, with another token, has it and"
+            f" is {request.shown}; use a new id, or none"
         )
+    else:
+        said = (
+            f"the token is not that of request {request.id!r}, which only its submitter has: `pools cancel` and"
+            " `pools release` go without, as an operator"
+        )
+    raise Refused(WRONG_TOKEN, said, {"id": request.id})
 
 
 def check_age(age_s: float | None, retention_s: float) -> None:
