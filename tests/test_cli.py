@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -103,6 +103,31 @@ def test_started_as_a_module_it_loads_nothing_from_the_working_directory(tmp_pat
 def test_version_and_an_unknown_command() -> None:
     assert run("--version").stdout.startswith("pools, version ")
     assert run("nonsense").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--nonsense",), "no such option '--nonsense' (see `pools --help`)"),
+        (("nonsense",), "no such command 'nonsense' (see `pools --help`)"),
+        (("job", "nonsense"), "no such command 'nonsense' (see `pools job --help`)"),
+        (("run", "-r", "team"), "missing argument 'COMMAND...' (see `pools run --help`)"),
+        (("run", "-r", "team", "-g", "x", "true"), "'x' is not a valid integer (see `pools run --help`)"),
+        (("log", "--verify", "--at", "1"), "--verify and --at don't go together (see `pools log --help`)"),
+        (("submit",), "missing option '--requester' / '-r' (see `pools submit --help`)"),
+    ],
+)
+def test_wrong_use_is_one_line_with_a_hint(arguments: tuple[str, ...], said: str) -> None:
+    """Fault: four lines of usage, of which one matters; a script that greps for `pools: error:`."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    # click's own words differ between its versions in small things
+    assert error_line(result).lower().replace("option: ", "option ").endswith(said.lower())
+
+
+@pytest.mark.parametrize("group", [(), ("job",), ("key",), ("pool",)])
+def test_a_group_alone_shows_its_help(group: tuple[str, ...]) -> None:
+    assert "Commands:" in run(*group).output
 
 
 def test_a_command_that_can_not_be_loaded_does_not_break_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +371,78 @@ def test_the_local_cluster_of_a_namespace(tmp_path: Path, monkeypatch: pytest.Mo
         connection.find_local("other")
     assert "one, two" in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+# --- which pool, which request
+
+
+class _Client:
+    """As `connect` gives it: no requests, pools a and b."""
+
+    def __enter__(self) -> _Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def status(self) -> dict[str, object]:
+        return {"coordinator": self.coordinator({"op": "status"})}
+
+    def coordinator(self, op: dict[str, object]) -> dict[str, object]:
+        assert op == {"op": "status"}, op
+        return {"pools": ["a", "b"], "trouble": {}}
+
+    def list(self, **_: object) -> list[object]:
+        return []
+
+
+@pytest.mark.parametrize("arguments", [("requests", "--pool", "zz"), ("pool", "declare-lost", "zz", "--yes")])
+def test_a_pool_that_there_is_not_is_wrong_use(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """As `pools log zz` has it (docs/commands.md); one that is there and has no requests is an empty answer."""
+    for module in ("requests", "pool"):
+        monkeypatch.setattr(f"ray_pools.cli.{module}.connect", lambda *_, **__: _Client())
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "= 'zz': one of a, b" in error_line(result)
+    assert run("requests", "--pool", "a", "--json").stdout == "[]\n"
+
+
+class _Interrupted(_Client):
+    """Somebody presses Ctrl-C while it waits."""
+
+    id, state, view = "r1", "queued", MappingProxyType({"id": "r1", "state": "queued"})
+
+    def __init__(self, interrupt: BaseException) -> None:
+        self.interrupt = interrupt
+
+    def submit(self, *_: object, **__: object) -> _Interrupted:
+        return self
+
+    def wait(self, *_: object, **__: object) -> None:
+        raise self.interrupt
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "lease", "code", "said"),
+    [
+        (KeyboardInterrupt(), "0", 130, "interrupted: request r1 waits on: `pools cancel r1` ends it"),
+        (
+            connection.Terminated(),
+            "30",
+            143,
+            "terminated: request r1 waits on for 30 s: `pools cancel r1` ends it",
+        ),
+    ],
+)
+def test_who_stops_waiting_hears_that_the_request_waits_on(
+    monkeypatch: pytest.MonkeyPatch, interrupt: BaseException, lease: str, code: int, said: str
+) -> None:
+    monkeypatch.setattr("ray_pools.cli.requests.connect", lambda *_, **__: _Interrupted(interrupt))
+    result = run("submit", "-r", "team", "-g", "1", "--lease", lease, "--wait")
+    assert result.exit_code == code
+    assert error_line(result) == f"pools: error: {said}"
 
 
 # --- tokens

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import errno
 import importlib
-import sys
-from typing import IO, Any
+from typing import Any
 
 import click
 
 from ray_pools import __version__
+from ray_pools.cli.output import Failed, Interrupted
 from ray_pools.errors import PoolsError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -48,19 +48,30 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name to module:attribute and what `pools --help` says of it, so that help loads none of them."""
 
 
-class Failed(click.ClickException):
-    """An error as the terminal shows it."""
+_NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
+    filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
+)
+"""A group that is called without a command shows its help; older click has no error for it."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code  # type: ignore[misc, unused-ignore]  # of the class only, says click
 
-    def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"pools: error: {self.message}", file=file or sys.stderr)
+def _wrong_use(problem: click.UsageError) -> Failed:
+    """One line instead of click's four: what is wrong, and where the help is."""
+    said = problem.format_message().strip().rstrip(".")
+    said = f"{said[:1].lower()}{said[1:]}"
+    where = f"`{problem.ctx.command_path} --help`" if problem.ctx is not None else "--help"
+    return Failed(f"{' '.join(said.split())} (see {where})", problem.exit_code)
 
 
 class LazyGroup(click.Group):
     """Loads a command when it is called, and turns what a command raises into one line and an exit code."""
+
+    def make_context(self, *arguments: Any, **named: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **named)
+        except click.UsageError as problem:
+            if isinstance(problem, _NO_ARGUMENTS):
+                raise
+            raise _wrong_use(problem) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS]
@@ -79,6 +90,10 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as problem:
+            if isinstance(problem, _NO_ARGUMENTS):
+                raise
+            raise _wrong_use(problem) from None
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except PoolsError as problem:
@@ -86,9 +101,7 @@ class LazyGroup(click.Group):
                 raise
             raise Failed(str(problem), problem.exit_code) from None
         except KeyboardInterrupt as problem:
-            if type(problem) is KeyboardInterrupt:
-                raise Failed("interrupted", 130) from None
-            raise Failed("terminated", 143) from None
+            raise Interrupted(problem) from None
         except Exception as problem:
             if ctx.params.get("debug") or (isinstance(problem, OSError) and problem.errno == errno.EPIPE):
                 raise

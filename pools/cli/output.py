@@ -5,12 +5,32 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import click
 
 WIDTH_OF_FILES = 240
 """Columns where stdout is no terminal: enough for two names."""
+
+
+class Failed(click.ClickException):
+    """An error as the terminal shows it."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc, unused-ignore]  # of the class only, says click
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"pools: error: {self.message}", file=file or sys.stderr)
+
+
+class Interrupted(Failed):
+    """Ctrl-C, or SIGTERM as `timeout` sends it; `note` says what is so all the same."""
+
+    def __init__(self, interrupt: KeyboardInterrupt, note: str = "") -> None:
+        by_user = type(interrupt) is KeyboardInterrupt
+        said = "interrupted" if by_user else "terminated"
+        super().__init__(f"{said}: {note}" if note else said, 130 if by_user else 143)
 
 
 def progress(text: str) -> None:

@@ -10,10 +10,11 @@ import click
 
 from ray_pools.cli.command_options import pool_resources
 from ray_pools.cli.connection import cluster_options, connect, json_option
-from ray_pools.cli.output import amounts_text, print_json, print_table, progress
+from ray_pools.cli.output import Interrupted, amounts_text, print_json, print_table, progress
 from ray_pools.cli.tokens import token_of
-from ray_pools.errors import PoolsError, SlotError, WaitTimeout
+from ray_pools.errors import BadInput, PoolsError, SlotError, WaitTimeout
 from ray_pools.keys import key_in_file
+from ray_pools.limits import LEASE_MIN_S
 
 if TYPE_CHECKING:
     from ray_pools.client import Ticket
@@ -32,7 +33,12 @@ FIRST_ANSWER_S = 2.0
 @click.option("--retries", type=int, default=0, show_default=True, help="Queue again after a preemption.")
 @click.option("--id", "request_id", help="Its id: the same id with the same content is the same request.")
 @click.option(
-    "--lease", type=float, default=0.0, help="Seconds it lives without this command. Default: no end."
+    "--lease",
+    metavar="SECONDS",
+    type=float,
+    default=0.0,
+    help=f"How long it lives without this command: {LEASE_MIN_S} s or more; 0: until it is given back or cancelled."
+    " Default: 0.",
 )
 @click.option(
     "--placement", type=click.Choice(["none"]), help="none: only count it, without placement group."
@@ -93,9 +99,10 @@ def submit(
             (_wait if wait else _first_answer)(ticket, timeout)
         except (SlotError, WaitTimeout) as error:
             problem = error
-        except KeyboardInterrupt:
-            progress(f"request {ticket.id} waits on: `pools cancel {ticket.id}` ends it")
-            raise
+        except KeyboardInterrupt as interrupt:
+            until = f" for {lease:g} s" if lease else ""
+            note = f"request {ticket.id} waits on{until}: `pools cancel {ticket.id}` ends it"
+            raise Interrupted(interrupt, note) from None
         view = dict(ticket.view)
     if as_json:
         print_json(view)
@@ -205,6 +212,10 @@ def requests(
     """List requests, the newest first."""
     with connect(address, namespace) as client:
         views = client.list(requester=requester, pool=pool, states=states, limit=limit)
+        if pool is not None and not views:
+            known = client.coordinator({"op": "status"})["pools"]
+            if pool not in known:
+                raise BadInput("--pool", pool, f"one of {', '.join(known) or 'none, for there are no pools'}")
     if as_json:
         print_json([dict(view) for view in views])
         return
