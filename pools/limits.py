@@ -22,6 +22,10 @@ PRIORITY_ABS_MAX = 2**31
 SECONDS_MAX = 10 * 365 * 86_400
 """Any duration that can be configured: ten years. Longer is a mistake of units."""
 
+LEASE_MIN_S = 1
+"""The shortest lease, unless it is 0 for none. A client renews several times within each: shorter ones would flood the
+coordinator with renewals."""
+
 RETRIES_MAX = 1_000_000
 """Retries of one request."""
 
@@ -134,6 +138,14 @@ def seconds_problem(value: object) -> str | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= SECONDS_MAX:
         return f"seconds, a number from 0 to {SECONDS_MAX}"
     return None
+
+
+def lease_problem(value: object) -> str | None:
+    """What would be right if `value` is no lease, else None."""
+    problem = seconds_problem(value)
+    if problem is None and isinstance(value, (int, float)) and 0 < value < LEASE_MIN_S:
+        problem = f"{LEASE_MIN_S} s or more, or 0 for no lease"
+    return problem
 
 
 def check_seconds(field: str, value: object, where: str = "") -> float:

@@ -28,7 +28,10 @@ _MEMORY_EXPECTED = (
     'bytes as an integer, or text like "16GiB", "1.5GB" or "500M" '
     "(units K M G T P, with or without B, and Ki Mi Gi Ti Pi likewise; without a unit: bytes)"
 )
-_CPU_EXPECTED = f'a finite number of CPUs from 0 to {AMOUNT_MAX // 1000}, such as 4, 0.5 or "0.069"'
+_CPU_EXPECTED = (
+    f'a finite number of CPUs from 0 to {AMOUNT_MAX // 1000}, such as 4, 0.5 or "0.069"; in text only digits and a'
+    " point, no exponent"
+)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,9 @@ def refuses() -> BadInputReader:
 
 
 @pytest.fixture
-def fake() -> FakePools:
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakePools:
+    """Leases may be short here: nobody is flooded with renewals, and tests are quick."""
+    monkeypatch.setattr("ray_pools.limits.LEASE_MIN_S", 0)
     return FakePools()
 
 

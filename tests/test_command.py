@@ -198,6 +198,27 @@ def test_a_signal_while_it_waits_cancels(start: Callable[..., Run]) -> None:
     run.run.interrupt(signal.SIGTERM)
     assert run.ended.result(30) == 143
     assert run.ops() == ["cancel"]
+    assert run.said[-1] == "SIGTERM: request 'r1' is cancelled"
+
+
+def test_a_slot_that_was_just_left_is_no_reason_to_wait(
+    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: "is called back" is said of a command that has ended and queues again: the pools heard of it later."""
+    monkeypatch.setattr(command, "LOOK_S", 0.0)
+    run = start(retries=1)
+    first = run.granted()
+    run.preempted()
+    run.fake.instead["stopped"] = [lambda op: dict(run.fake.views["r1"])]  # the pool is yet to be told
+    first.end(0)
+    run.fake.until(lambda: bool(run.fake.ops("stopped")))
+    asked = len(run.fake.ops("get"))
+    run.fake.until(lambda: len(run.fake.ops("get")) > asked + 1)
+    run.fake.requeue("r1")
+    run.fake.until(lambda: any("waits: a" in line for line in run.said[-1:]))
+    assert not [line for line in run.said if "called back" in line]
+    run.granted().end(0)
+    assert run.ended.result(30) == 0
 
 
 def test_a_wait_that_is_too_long_cancels(start: Callable[..., Run]) -> None:

@@ -8,6 +8,8 @@ environment; a token in a list of processes.
 from __future__ import annotations
 
 import io
+import json
+import logging
 import os
 import shlex
 import stat
@@ -15,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -22,6 +25,7 @@ import ray_pools as pools_api
 from ray_pools.cli import job as job_module
 from ray_pools.cli import run as run_module
 from ray_pools.cli.app import pools
+from ray_pools.cli.connection import keep_job_client_quiet
 from ray_pools.client.attempt import thread_environment
 from ray_pools.client.current import place_of_group
 from ray_pools.client.job import _Shown, stop_timeout_s
@@ -68,6 +72,16 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         (("-r", "team", "--runtime-env-json", "[]"), "--runtime-env-json = []"),
         (("-r", "team", "--runtime-env-json", "{}", "--runtime-env", "x"), "exclude each other"),
         (("-r", "team", "--strategy", "TOGETHER"), "strategy"),
+        (("-r", "team", "--env", "A B=1"), "--env = 'A B=1': NAME=VALUE"),
+        (("-r", "team", "--env", "1A=1"), "does not begin with a digit"),
+        (
+            ("-r", "team", "--bundle", "gpus=1", "--bundle", "gpus=-1"),
+            "--bundle gpus = '-1': a whole number, 0 or",
+        ),
+        (("-r", "team", "--bundle", "cpus=1e-9"), "bundles[0].cpus = '1e-9'"),
+        (("-r", "team", "--cpus", "1e-9"), "cpus = '1e-9': a finite number of CPUs"),
+        (("-r", "team", "--cpus", "1e-9"), "no exponent"),
+        (("-r", "team", "--lease", "0.01"), "lease_s = 0.01: 1 s or more, or 0 for no lease"),
     ],
 )
 def test_wrong_use_is_said_before_a_cluster_is_asked_for(
@@ -86,6 +100,68 @@ def test_right_use_asks_for_a_cluster(command: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_is_wrong_use(command: tuple[str, ...]) -> None:
     assert called(*command, "-r", "team", "-g", "1").exit_code == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_lease_of_zero_is_none(command: tuple[str, ...]) -> None:
+    assert called(*command, "-r", "team", "-g", "1", "--lease", "0", "--", "true").exit_code == 3
+    assert "0: never" in " ".join(called(*command, "--help").output.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("key", "guess"), [("foo", ""), ("working_dirs", "did you mean working_dir? ")])
+def test_a_runtime_environment_with_a_key_that_ray_would_leave_out_is_refused(
+    command: tuple[str, ...], key: str, guess: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: `pips` for `pip`, and a job that runs without its packages."""
+    for module in (run_module, job_module):
+        monkeypatch.setattr(module, "use_cluster", lambda *_: None)
+    arguments = (*command, "--address", "127.0.0.1:1", "-r", "team", "-g", "1", "--runtime-env-json")
+    given = json.dumps({"env_vars": {"A": "1"}, key: 1})
+    done = called(*arguments, given, "--", "true")
+    assert done.exit_code == 2, done.output
+    assert done.output.startswith(f"pools: error: runtime_env.{key} = 1: unknown key; {guess}known: conda, ")
+    assert done.output.count("\n") == 1
+    monkeypatch.setenv("RAY_RUNTIME_ENV_PLUGINS", '[{"class": "a.Plugin"}]')
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert called(*arguments, given, "--", "true").exit_code == 3  # as far as a cluster
+
+
+@pytest.mark.parametrize(
+    ("option", "is_left"), [((), "http://wrong:1"), (("--address", "http://right:1"), None)]
+)
+def test_an_address_that_was_typed_counts_more_than_ray_s_variable(
+    option: tuple[str, ...], is_left: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the job runs in another cluster than the one that was named."""
+    seen: list[str | None] = []
+
+    def look(*_: object) -> None:
+        seen.append(os.environ.get("RAY_API_SERVER_ADDRESS"))
+        raise Unreachable("seen")
+
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://wrong:1")
+    monkeypatch.setattr(job_module, "use_cluster", look)
+    assert called("job", "submit", *option, "-r", "team", "-g", "1", "--", "true").exit_code == 3
+    assert seen == [is_left]
+
+
+def test_ray_s_job_client_says_nothing_of_its_sockets() -> None:
+    """Its module sets its own level when it is imported."""
+    from ray.dashboard.modules.job import sdk
+
+    logger = sdk.logger
+    level = logger.level
+    try:
+        for debug, enabled in ((True, True), (False, False)):
+            logger.setLevel("INFO")
+            context = click.Context(pools)
+            context.params["debug"] = debug
+            with context:
+                keep_job_client_quiet()
+            assert logger.isEnabledFor(logging.INFO) == enabled
+    finally:
+        logger.setLevel(level)
 
 
 @pytest.mark.parametrize("given", ["team", "=x", "ray_pools.pool=x"])

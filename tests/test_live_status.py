@@ -13,6 +13,7 @@ import ray_pools as pools
 from ray_pools.client import live_status
 from ray_pools.client.explanation import Explanation, duration_text
 from ray_pools.client.live_status import LiveStatus
+from ray_pools.client.transport import RayTransport, TryAgain
 
 WAITS: dict[str, Any] = {
     "cause": "waiting_capacity", "position": 2, "waiting": 7, "state": "queued", "text": "2 gpu more needed in a",
@@ -52,7 +53,7 @@ WAITS: dict[str, Any] = {
             {"state": "preempting", "pool": "a"},
             {"a": {"state": "preempting", "text": "it has 20 s to stop"}},
             "is called back in a: it has 20 s to stop",
-            None,
+            "gives its slot in a back",
         ),
         ({"state": "preempting", "pool": "a"}, {}, "is called back in a", None),
         ({"state": "rejected"}, {"a": {"cause": "no_policy"}}, "was rejected: a: no_policy", None),
@@ -85,6 +86,30 @@ def test_a_ticket_explains_itself(fake: FakePools, client: pools.Client) -> None
     assert str(ticket.explain()).startswith("request r1 is called back in a")
     fake.finish("r1", "preempted")
     assert str(ticket.explain()).endswith("no retries are left")
+
+
+def test_an_actor_that_is_away_is_said_in_calm_words() -> None:
+    """Fault: `pools upgrade` fills waiters' terminals with what Ray says of actors that were killed."""
+    from ray import exceptions
+
+    transport = RayTransport("ns")
+
+    def said(problem: Exception) -> str:
+        found = transport._translated("ray-pools:pool:a", problem)
+        assert isinstance(found, TryAgain)
+        return str(found)
+
+    assert said(exceptions.ActorDiedError()) == "it restarts"
+    assert (
+        said(exceptions.ActorUnavailableError("RpcError: code 14\nsocket closed", b"0" * 16)) == "it restarts"
+    )
+    assert said(exceptions.GetTimeoutError("x")) == "Ray does not reach it just now (GetTimeoutError)"
+    died = exceptions.RayActorError(actor_id="0" * 32)
+    died.args = (
+        "The actor died because of an error raised in its creation task, ray::X()\nNoLog: is not there",
+    )
+    died._msg = died.error_msg = died.args[0]
+    assert said(died) == "it can't start: NoLog: is not there"
 
 
 # --- the line

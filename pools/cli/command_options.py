@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ray_pools.errors import BadInput
+from ray_pools.limits import LEASE_MIN_S
 
 if TYPE_CHECKING:
     from ray_pools.client import Submission
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _AMOUNTS = ("gpus", "cpus", "memory")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 def pool_resources(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
@@ -45,8 +48,11 @@ def _bundle(text: str) -> dict[str, Any]:
     for part in text.split(","):
         key, _, amount = (each.strip() for each in part.partition("="))
         whole = amount.isdecimal()
-        if not key or not amount or not (whole or key in ("cpus", "memory")):
+        if not key or not amount:
             raise BadInput("--bundle", text, "KEY=AMOUNT, such as gpus=2,cpus=4,memory=8GiB")
+        if not whole and key not in ("cpus", "memory"):
+            expected = "a whole number, 0 or more, such as --bundle gpus=2,cpus=4"
+            raise BadInput(f"--bundle {key:.40}", amount, expected)
         if key in found or key in found.get("pool_resources", {}):
             raise BadInput("--bundle", text, f"{key} once")
         if key in _AMOUNTS:
@@ -61,8 +67,13 @@ def _environment(ctx: click.Context, param: click.Parameter, given: tuple[str, .
     found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if not name:
-            raise BadInput("--env", text, "NAME=VALUE, or NAME of a variable that is set here")
+        if not _ENV_NAME.fullmatch(name):
+            raise BadInput(
+                "--env",
+                text,
+                "NAME=VALUE, or NAME of a variable that is set here; a name has letters, digits and _ . -, and does"
+                " not begin with a digit",
+            )
         if not equals:
             if name not in os.environ:
                 raise BadInput("--env", text, "a variable that is set here, or NAME=VALUE")
@@ -116,9 +127,17 @@ def request_options(command: Command) -> Command:
                 metavar="FILE",
                 help="The requester's key, where it is protected by one; a job reads the file where its driver runs.",
             ),
-            click.option("--id", "request_id", help="The request's id; made when left out."),
             click.option(
-                "--lease", type=float, help="Seconds until a slot whose holder hangs is taken back."
+                "--id",
+                "request_id",
+                help="The request's id: for one use, no request may have had it before. Made when left out.",
+            ),
+            click.option(
+                "--lease",
+                metavar="SECONDS",
+                type=float,
+                help=f"When a slot whose holder hangs is taken back: {LEASE_MIN_S} s or more; 0: never, it is held"
+                " until it is given back or cancelled. Default: the configuration's (60).",
             ),
             click.option(
                 "--placement", type=click.Choice(["none"]), help="none: only count it; the command runs here."

@@ -9,6 +9,7 @@ Ray decides about authentication when it is imported, so a local cluster's setti
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -150,13 +151,24 @@ def use_local(cluster: LocalCluster) -> None:
 
 def keep_ray_quiet() -> None:
     """What Ray says by itself must not come between a command and its user; errors are told by exceptions."""
-    if click.get_current_context().find_root().params.get("debug"):
+    if _debugging():
         return
     warnings.simplefilter("ignore")
     os.environ.setdefault("RAY_LOG_TO_DRIVER", "0")
     for name in ("stdout", "stderr"):
         if not isinstance(getattr(sys, name), _WithoutRay):
             setattr(sys, name, _WithoutRay(getattr(sys, name)))
+
+
+def keep_job_client_quiet() -> None:
+    """Ray's job client tells of its WebSockets and uploads. To be called once it is imported, for it sets levels."""
+    if not _debugging():
+        for name in ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _debugging() -> bool:
+    return bool(click.get_current_context().find_root().params.get("debug"))
 
 
 class _WithoutRay:

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ray_pools.cli.command_options import place_options, request_options, runtime_env, seconds, submission
-from ray_pools.cli.connection import cluster_options, keep_ray_quiet, use_cluster
+from ray_pools.cli.connection import cluster_options, keep_job_client_quiet, keep_ray_quiet, use_cluster
 from ray_pools.cli.output import progress
 from ray_pools.errors import BadInput
 from ray_pools.limits import check_name
@@ -94,17 +95,27 @@ def submit(
     job_id = new_submission_id() if submission_id is None else _job_id(submission_id)
     request_id = given["request_id"] or job_id
     entrypoint = _entrypoint({**given, "request_id": request_id}, namespace, command, brought)
+    _prefer_the_option()
     use_cluster(address, namespace)
     keep_ray_quiet()
     with submit_job(
         JobRequest(job_id, request_id, given["requester"], namespace, entrypoint, brought, metadata)
     ) as client:
+        keep_job_client_quiet()
         click.echo(job_id)
         if not wait:
             return
         progress(f"pools: the job goes on without this command; `ray job stop {job_id}` ends it")
         code = follow(client, job_id, sys.stdout)
     raise SystemExit(code)
+
+
+def _prefer_the_option() -> None:
+    """Ray takes this variable before everything else, but an --address that was typed is what is meant."""
+    from ray_pools.client.job import API_SERVER_ADDRESS
+
+    if click.get_current_context().get_parameter_source("address") is ParameterSource.COMMANDLINE:
+        os.environ.pop(API_SERVER_ADDRESS, None)
 
 
 def _job_id(given: str) -> str:

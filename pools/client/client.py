@@ -162,7 +162,7 @@ class Client(FunctionCalls):
 
         Raises:
             BadInput: an argument can't be right; nothing was sent.
-            Refused: the id belongs to other content (`id_in_use`) or another client (`wrong_token`); the requester
+            Refused: the id came with other content (`id_in_use`) or another token (`wrong_token`); the requester
                 has a key, and it is not this client's (`wrong_key`); too many wait already (`too_many_waiting`,
                 `too_many_live`); the submission is too old (`too_old`). docs/limits.md has the numbers.
             Unreachable: not known whether it was submitted; the same call with the same id and token is safe.

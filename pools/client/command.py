@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .client import Client
     from .slot import Slot
     from .submission import Submission
+    from .ticket import Ticket
 
 DEFAULT_STOP_TIMEOUT_S = 10.0
 LOOK_S = 2.0
@@ -109,11 +110,13 @@ class CommandRun:
                 if ends_at is not None and time.monotonic() >= ends_at:
                     raise WaitTimeout(f"request {self._ticket.id!r} got no slot within {timeout_s:g} s")
                 why, words = self._why_it_waits()
-                if why != said:
+                if why is not None and why != said:
                     said = why
                     self._say(words)
             elif isinstance(event, signal.Signals):
                 self._stopping = event
+                self._client._give_up(self._ticket)
+                self._say(f"{event.name}: request {self._ticket.id!r} {_what_became_of(self._ticket)}")
                 return None
             elif isinstance(event, Exception):
                 raise event
@@ -127,11 +130,15 @@ class CommandRun:
             self._events.put(problem)
 
     def _why_it_waits(self) -> tuple[Any, str]:
-        """In words, and what of it is worth a line when it changes: a place in the queue changes too often."""
+        """In words, and what of it is worth a line when it changes: a place in the queue changes too often. None for
+        the moment in which the pools take back the slot that was just left.
+        """
         try:
             said = self._ticket.explain()
         except PoolsError as problem:
             return str(problem), f"waiting: {problem}"
+        if said.view["state"] == "preempting":
+            return None, ""
         causes = {pool: each.get("cause") for pool, each in said.items()}
         return (said.view["state"], causes), str(said)
 
@@ -245,6 +252,10 @@ class CommandRun:
             return self._events.get(timeout=None if timeout_s is None else max(timeout_s, 0.0))
         except queue.Empty:
             return None
+
+
+def _what_became_of(ticket: Ticket) -> str:
+    return f"is {ticket.state}" if ticket.done else "is not cancelled yet: its lease will do it"
 
 
 def _lost(lost: Lost) -> Ending:

@@ -28,10 +28,12 @@ class Explanation(dict[str, dict[str, Any]]):
         return f"request {self.view['id']} {self._what()}"
 
     def line(self) -> str:
-        """The shortest form, for a line that is written over and over: each pool's place and cause."""
+        """The shortest form, for a line that is written over and over while one waits: each pool's place and cause."""
         state = self.view["state"]
         if state == "allocated":
             return f"granted in {self.view['pool']}, its nodes are made ready"
+        if state == "preempting":
+            return f"gives its slot in {self.view['pool']} back"
         said = "; ".join(f"{pool} {_short(each)}".rstrip() for pool, each in sorted(self.items()))
         return f"{state}: {said}" if said else state
 

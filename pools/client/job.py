@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..errors import PoolsError, Refused, Unreachable
 from .attempt import JOB_CONFIG
 from .authentication import one_line
+from .runtime_env import check_runtime_env
 from .transport import reachable_address
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ log = logging.getLogger("ray_pools")
 PREFIX = "ray_pools."
 SUBMISSION_ID = "job_submission_id"
 """Ray's own key for its metadata."""
+
+API_SERVER_ADDRESS = "RAY_API_SERVER_ADDRESS"
+"""Ray's own variable: where its job commands find the dashboard, when it is not where RAY_ADDRESS is."""
 
 LOOK_S = 0.5
 STOP_WAIT_S = 3
@@ -117,10 +121,12 @@ def submit_job(request: JobRequest) -> Iterator[Any]:
     """Submits it; Ray's JobSubmissionClient for what follows.
 
     Raises:
+        BadInput: a runtime environment that can't be right.
         Unreachable: no dashboard (which is where jobs are submitted), or none that lets us in.
         Refused: a job of this id is there.
         PoolsError: Ray refused the job.
     """
+    check_runtime_env(request.runtime_env)
     client = _job_client()
     said = {
         f"{PREFIX}request_id": request.request_id,
@@ -146,7 +152,8 @@ def _job_client() -> Any:
     except ImportError as problem:
         raise Unreachable(f"ray can't submit jobs here: {one_line(str(problem))}") from None
     # the address of a dashboard has no GCS to ask
-    if not os.environ.get("RAY_ADDRESS", "").startswith(("http://", "https://")):
+    named = os.environ.get(API_SERVER_ADDRESS) or os.environ.get("RAY_ADDRESS", "")
+    if not named.startswith(("http://", "https://")):
         reachable_address()
     try:
         return JobSubmissionClient()

@@ -21,7 +21,7 @@ from ..limits import (
     TOKEN_MIN_BYTES,
     check_integer,
     check_name,
-    check_seconds,
+    lease_problem,
 )
 from ..settings import ResourceSettings, unknown_key
 
@@ -43,10 +43,10 @@ class Submission:
     requester: who asks. Either settings, or any of gpus, cpus (fractions allowed), memory ("16GiB"),
     pool_resources (licences and the like). preemptible: None means as the settings say, else true.
     retries: how often it queues again after a preemption. lease_s: seconds within which this client must renew
-    it, which it does by itself while it lives; None means what the pools' configuration says (60), 0 none: such a
-    request outlives its client. bundles: for a gang, the parts of the request, each as settings or as a mapping of
-    gpus, cpus, memory, pool_resources; without amounts of its own the request is their sum. strategy: how bundles
-    lie on nodes (PACK, SPREAD, STRICT_PACK, STRICT_SPREAD). placement: "none" for a grant that only counts. id:
+    it, which it does by itself while it lives, at least 1; None means what the pools' configuration says (60), 0 none:
+    such a request outlives its client. bundles: for a gang, the parts of the request, each as settings or as a
+    mapping of gpus, cpus, memory, pool_resources; without amounts of its own the request is their sum. strategy: how
+    bundles lie on nodes (PACK, SPREAD, STRICT_PACK, STRICT_SPREAD). placement: "none" for a grant that only counts. id:
     made when left out; the same id with the same content is the same request. token: the request's secret, made
     when left out.
     """
@@ -77,8 +77,8 @@ class Submission:
         if self.preemptible is not None and not isinstance(self.preemptible, bool):
             raise BadInput("preemptible", self.preemptible, "true or false")
         check_integer("retries", self.retries, 0, RETRIES_MAX)
-        if self.lease_s is not None:
-            check_seconds("lease_s", self.lease_s)
+        if self.lease_s is not None and (expected := lease_problem(self.lease_s)) is not None:
+            raise BadInput("lease_s", self.lease_s, expected)
         if self.token is not None and not (
             isinstance(self.token, bytes) and TOKEN_MIN_BYTES <= len(self.token) <= TOKEN_MAX_BYTES
         ):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import socket
 import threading
@@ -21,6 +22,7 @@ from .. import wire
 from ..errors import BadInput, PoolsError, Unreachable
 from ..keys import caller_name
 from .authentication import check_token, one_line, refused_by_ray
+from .runtime_env import check_runtime_env
 
 GIVE_UP_S = 60.0
 ATTEMPT_S = 30.0
@@ -30,6 +32,9 @@ _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.05, 1.0
 _PROBE_S = 3.0
 # These say who is calling, for the log of those who are refused.
 _REFUSALS_ARE_LOGGED = frozenset(("submit", "release", "cancel", "stopped", "renew"))
+
+
+log = logging.getLogger("ray_pools")
 
 
 class TryAgain(Exception):
@@ -222,8 +227,20 @@ class RayTransport:
             # for good, by this handle; the name may belong to another one by now
             self._handles.pop(actor, None)
         if isinstance(problem, (exceptions.RayError, OSError, TimeoutError, RuntimeError)):
-            return TryAgain(f"{type(problem).__name__}: {one_line(str(problem))}")
+            # Ray's own words are long, and nobody who waits can do anything about them
+            log.debug("%s: %s: %s", shown_actor(actor), type(problem).__name__, one_line(str(problem)))
+            if isinstance(problem, exceptions.RayActorError):
+                return TryAgain(_why_it_is_away(problem))
+            return TryAgain(f"Ray does not reach it just now ({type(problem).__name__})")
         return PoolsError(f"{shown_actor(actor)}: {type(problem).__name__}: {one_line(str(problem))}")
+
+
+def _why_it_is_away(problem: Exception) -> str:
+    """An actor that fails as it starts says why in the last line of what it raised; else it is on its way back."""
+    lines = str(problem).strip().splitlines()
+    if lines and "creation task" in lines[0]:
+        return f"it can't start: {one_line(lines[-1])}"
+    return "it restarts"
 
 
 def connect_ray(
@@ -234,7 +251,8 @@ def connect_ray(
     runtime_env: Ray's, of this driver's job.
 
     Raises:
-        BadInput: an address that can't be right (`ray://`, "local", another than the one connected to).
+        BadInput: an address that can't be right (`ray://`, "local", another than the one connected to); a runtime
+            environment likewise.
         Unreachable: no cluster there.
     """
     given = _given_address(address)
@@ -245,6 +263,7 @@ def connect_ray(
     if ray.is_initialized():
         _check_connected(address)
         return
+    check_runtime_env(runtime_env or {})
     where = reachable_address(address)
     options: dict[str, Any] = {"logging_level": "WARNING", "log_to_driver": False} if quiet else {}
     if runtime_env:

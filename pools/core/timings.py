@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..limits import seconds_problem
+from ..limits import lease_problem, seconds_problem
 from .config_rules import Problem
 
 TIMINGS: dict[str, dict[str, float]] = {
@@ -21,7 +21,8 @@ def check_timings(sections: Mapping[str, Mapping[Any, Any]]) -> list[Problem]:
     for section, values in sections.items():
         known = TIMINGS[section]
         for name, value in values.items():
-            wrong = f"one of {', '.join(known)}" if name not in known else seconds_problem(value)
+            check = lease_problem if (section, name) == ("lease", "default_s") else seconds_problem
+            wrong = f"one of {', '.join(known)}" if name not in known else check(value)
             if wrong:
                 problems.append(Problem((section, str(name)), value, wrong))
     if problems:
