@@ -86,8 +86,8 @@ def store(written: Path, tmp_path: Path) -> str:
     return f"sqlite://{tmp_path}"
 
 
-def run(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(pools, ["log", *arguments])
+def run(*arguments: str, code: int = 0, command: str = "log") -> Result:
+    result = CliRunner().invoke(pools, [*command.split(), *arguments])
     assert result.exit_code == code, result.output
     if code:
         assert "Traceback" not in result.output
@@ -382,20 +382,33 @@ def test_wrong_use_is_one_clear_line(store: str, arguments: list[str], code: int
     assert said in run(*arguments, "--store", store, code=code).stderr
 
 
-@pytest.mark.parametrize("what", [("a",), ("--request", "r1"), ("coordinator", "--verify")])
-def test_no_logs_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("log", ("a",)),
+        ("log", ("--request", "r1")),
+        ("log", ("coordinator", "--verify")),
+        ("backup", ("no/such/place",)),
+        ("key reset-operators", ("--yes",)),
+    ],
+)
+def test_no_logs_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, what: tuple[str, ...]
+) -> None:
     """At a place that was named: wrong use. Where no cluster says the place: it can't be reached."""
     none = str(tmp_path / "none")
-    assert f"--store = '{none}': where logs are: there are none" in run(*what, "--store", none, code=2).stderr
+    named = run(*what, "--store", none, code=2, command=command).stderr
+    assert f"--store = '{none}': where logs are: there are none" in named
 
     def unreachable(*_: object, **__: object) -> None:
         raise Unreachable("no Ray cluster answers")
 
     monkeypatch.setattr("ray_pools.cli.connection.connect", unreachable)
-    said = run(*what, code=3).stderr
+    said = run(*what, code=3, command=command).stderr
     assert "no running coordinator says where its logs are" in said
     assert "--store" in said
-    assert "no Ray cluster answers" in run(*what, "--address", "127.0.0.1:1", code=3).stderr
+    there = run(*what, "--address", "127.0.0.1:1", code=3, command=command).stderr
+    assert "no Ray cluster answers" in there
 
 
 def test_a_time_after_the_last_row_is_none_of_a_log_s_unless_it_is_now(tmp_path: Path) -> None:

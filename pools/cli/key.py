@@ -8,7 +8,7 @@ import click
 
 from ray_pools.cli.connection import cluster_options, json_option
 from ray_pools.cli.output import print_json
-from ray_pools.cli.store_place import config_option, find_store, store_option
+from ray_pools.cli.store_place import check_there_are_logs, config_option, find_store, store_option
 from ray_pools.errors import BadInput
 
 _USE = """put into the configuration, for a requester or for operators:
@@ -78,6 +78,7 @@ def reset_operators(
     if not yes:
         raise BadInput("--yes", False, "said, for everybody can give operators' commands afterwards")
     place = find_store(store, config, address, namespace)
+    check_there_are_logs(place, store, config)
     version = reset(place, caller_name())
     if as_json:
         print_json({"store": place, "version": version})

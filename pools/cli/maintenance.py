@@ -9,7 +9,7 @@ import click
 from ray_pools import __version__
 from ray_pools.cli.connection import cluster_options, connect_ray, json_option, use_cluster
 from ray_pools.cli.output import print_json, progress
-from ray_pools.cli.store_place import config_option, find_store, store_option
+from ray_pools.cli.store_place import check_there_are_logs, config_option, find_store, store_option
 from ray_pools.errors import PoolsError, Unreachable
 
 NO_CLUSTER = 3
@@ -35,6 +35,7 @@ def backup(
     from ray_pools.log_backup import backup as make_backup
 
     place = find_store(store, config, address, namespace)
+    check_there_are_logs(place, store, config)
     made = make_backup(place, directory)
     if as_json:
         print_json({"store": place, **made._asdict()})
