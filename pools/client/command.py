@@ -63,6 +63,7 @@ class CommandRun:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._signals = 0
         self._stopping = 0  # the first signal
+        self._gave_up = False
 
     def interrupt(self, number: int) -> None:
         """A signal for this process: the first is passed on as SIGTERM, the second kills, a third leaves."""
@@ -93,8 +94,13 @@ class CommandRun:
                 if code is not None:
                     return code
         finally:
-            if not self._ticket.done:
-                self._client._give_up(self._ticket)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Tried once, for it takes its time where nobody answers."""
+        if not self._ticket.done and not self._gave_up:
+            self._gave_up = True
+            self._client._give_up(self._ticket)
 
     # --- waiting
 
@@ -115,7 +121,7 @@ class CommandRun:
                     self._say(words)
             elif isinstance(event, signal.Signals):
                 self._stopping = event
-                self._client._give_up(self._ticket)
+                self._give_up()
                 self._say(f"{event.name}: request {self._ticket.id!r} {_what_became_of(self._ticket)}")
                 return None
             elif isinstance(event, Exception):
