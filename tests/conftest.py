@@ -16,8 +16,8 @@ import ray_pools as pools
 from ray_pools.errors import BadInput
 
 # No deadline: a slow machine is no failure. One's own findings are kept by hypothesis' example database.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")
+settings.register_profile("thorough", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("thorough"), max_examples=40)
 
 # Set before anything imports ray, and inherited by every process that a test starts.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else it depends on what ran on this machine before
@@ -42,6 +42,18 @@ def _own_cluster() -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The larger tiers try more examples of every property."""
+    settings.load_profile("quick" if config.option.markexpr == "not slow" else "thorough")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of the larger tiers have an hour instead of the few minutes that every test has."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(3600))
 
 
 BadInputReader = Callable[..., AbstractContextManager[None]]

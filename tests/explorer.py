@@ -311,11 +311,9 @@ def explore(config: Config, limit: int = LIMIT) -> Result:
 # Explored in every run of the tests; the time of each is that of its states, some 20,000 a second.
 TABLE = """
 AB,A 11
-AB,AB 11
 AB,A 11 crash=1
 AB 11 crash=1 cancel=1
 AB 11 crash=1 batch=1
-AB 11 split=1
 AB 11 full=1 cancel=1
 AB 11 silent=1 crash=1
 AB,A 11 batch=1
@@ -326,7 +324,6 @@ AB 11 expel=1
 AB 21 shrink=1
 AB 11 unplaced=1 places=1
 A-,A+ 1 places=1
-A-,A+ 1 cancel=1 batch=1
 B!,A-,AB+ 11
 A,A 1 split=1
 AB 11 declare=1
@@ -335,6 +332,9 @@ A- 1 declare=1 cancel=1 crash=1
 """
 # Explored on demand (make faults). More is only a matter of patience: AB,AB 11 crash=1 has over 3,000,000 states.
 DEEP = """
+A-,A+ 1 cancel=1 batch=1
+AB,AB 11
+AB 11 split=1
 A,AB 11 crash=1
 A-,A+ 1 cancel=1 crash=1
 AB 11 crash=2

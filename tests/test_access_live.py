@@ -118,6 +118,7 @@ def test_keys_from_files_and_an_operators_word(place: Place) -> None:
     assert operator.json("up", "pools.yaml")["changes"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env",
     [
@@ -186,6 +187,7 @@ def test_the_other_commands_work_with_authentication_and_say_so_in_one_line_with
         assert "refused this process" in done.stderr or "uthenticat" in done.stderr
 
 
+@pytest.mark.slow
 def test_cancel_and_release_in_every_state(place: Place) -> None:
     """docs/protocol.md, "In every state": on live actors, each state by events."""
     driver(place, STATES)
@@ -196,12 +198,14 @@ def test_a_requester_may_have_ten_thousand_waiting_and_no_more(place: Place) -> 
     driver(place, FULL)
 
 
+@pytest.mark.slow
 def test_a_process_with_ray_client_hears_what_to_do_and_its_tasks_may_have_slots(place: Place) -> None:
     (note,) = (place.folder / "state" / "local").glob("*.json")
     cluster = json.loads((Path(json.loads(note.read_text())["directory"]) / "cluster.json").read_text())
     driver(place, RAY_CLIENT % cluster["ports"]["client"])
 
 
+@pytest.mark.slow
 def test_an_address_of_a_ray_client_is_told_what_to_do(place: Place) -> None:
     done = Place(place.folder, {**place.env, "RAY_ADDRESS": "ray://127.0.0.1:1"}).run(
         "pools", "status", code=2
@@ -210,6 +214,7 @@ def test_an_address_of_a_ray_client_is_told_what_to_do(place: Place) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_another_protocol_is_one_clear_error_at_every_entrance(place: Place) -> None:
     driver(place, SKEWED)
     code = "import sys; from ray_pools import wire; wire.PROTOCOL = 7; from ray_pools.cli.app import pools; pools()"
@@ -218,6 +223,7 @@ def test_another_protocol_is_one_clear_error_at_every_entrance(place: Place) -> 
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_driver_of_another_release_with_the_same_protocol_works(
     place: Place, tmp_path: Path, release: str

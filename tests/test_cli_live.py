@@ -183,6 +183,7 @@ def test_requests_by_hand(operator: Place) -> None:
     assert operator.json("status")["pools"]["counted"]["held"] == {"licence": 0}
 
 
+@pytest.mark.slow
 def test_a_wait_that_is_terminated_says_that_the_request_stays(operator: Place) -> None:
     operator.pools("submit", "-r", "office", "--resource", "licence=1", "--id", "blocks", "--wait")
     waiting = subprocess.Popen(
@@ -212,14 +213,17 @@ def test_a_wait_that_is_terminated_says_that_the_request_stays(operator: Place) 
     ]
 
 
+@pytest.mark.slow
 def test_a_driver_among_hostile_modules(user: Place) -> None:
     assert EXPECTED in user.run("python", "driver.py").stdout
 
 
+@pytest.mark.slow
 def test_a_driver_after_both_actors_were_killed(user: Place) -> None:
     assert EXPECTED in user.run("python", "driver.py", "--kill").stdout
 
 
+@pytest.mark.slow
 def test_a_job_with_hostile_modules_in_its_working_directory(operator: Place, user: Place) -> None:
     dashboard = operator.json("up", "pools.yaml")["dashboard"]
     submit = ("ray", "job", "submit", "--address", dashboard, "--working-dir", ".", "--")

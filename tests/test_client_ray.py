@@ -251,8 +251,13 @@ def run(code: str, env: dict[str, str], *arguments: str) -> str:
 
 @pytest.mark.parametrize(
     "code",
-    [WORK, PREEMPTION, FUNCTIONS, INTERRUPT, KILLS],
-    ids=["work", "preemption", "functions", "interrupt", "kills"],
+    [
+        pytest.param(WORK, id="work"),
+        pytest.param(PREEMPTION, id="preemption", marks=pytest.mark.slow),
+        pytest.param(FUNCTIONS, id="functions", marks=pytest.mark.slow),
+        pytest.param(INTERRUPT, id="interrupt", marks=pytest.mark.slow),
+        pytest.param(KILLS, id="kills", marks=pytest.mark.slow),
+    ],
 )
 def test_a_driver(cluster_env: dict[str, str], code: str) -> None:
     said = run(PREAMBLE + code, cluster_env)

@@ -54,6 +54,7 @@ def test_a_rule_left_out_is_caught(mutant: Mutant) -> None:
     assert result.path, "there is a way to it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", sorted({m.configuration for m in MUTANTS} - set(_lines(explorer.TABLE + explorer.DEEP)))
 )

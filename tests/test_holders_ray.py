@@ -133,7 +133,10 @@ def in_job(live: LivePools, tmp_path: Path) -> Iterator[Callable[[], tuple[str, 
         jobs.stop_job(job)
 
 
-@pytest.mark.parametrize("kind", ["driver", "actor", pytest.param("task", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind",
+    ["driver", pytest.param("actor", marks=pytest.mark.slow), pytest.param("task", marks=pytest.mark.slow)],
+)
 def test_what_a_killed_process_held_is_granted_to_the_next(live: LivePools, start: Start, kind: str) -> None:
     """An actor and a task die alone here: the driver that started them lives on."""
     process = start(kind)
@@ -145,6 +148,7 @@ def test_what_a_killed_process_held_is_granted_to_the_next(live: LivePools, star
     free(waiter, *others)
 
 
+@pytest.mark.slow
 def test_what_the_killed_driver_of_a_submitted_job_held_is_granted_to_the_next(
     live: LivePools, in_job: Callable[[], tuple[str, int]]
 ) -> None:
@@ -156,6 +160,7 @@ def test_what_the_killed_driver_of_a_submitted_job_held_is_granted_to_the_next(
     free(waiter, *others)
 
 
+@pytest.mark.slow
 def test_what_a_process_held_that_ended_by_itself_is_granted_at_once(live: LivePools, start: Start) -> None:
     process = start("driver")
     id, _ = taken(process)
@@ -166,6 +171,7 @@ def test_what_a_process_held_that_ended_by_itself_is_granted_at_once(live: LiveP
     free(waiter, *others)
 
 
+@pytest.mark.slow
 def test_a_stopped_process_loses_its_slot_by_its_lease_and_learns_of_it(
     live: LivePools, start: Start
 ) -> None:

@@ -153,6 +153,7 @@ def two_clusters() -> Iterator[tuple[LocalCluster, LocalCluster]]:
         yield one, other
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_two_side_by_side_and_a_stop_from_another_process(
     two_clusters: tuple[LocalCluster, LocalCluster],
@@ -188,6 +189,7 @@ def test_two_side_by_side_and_a_stop_from_another_process(
     assert stop_local(str(other.directory))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_port_that_was_taken_meanwhile_costs_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
@@ -205,6 +207,7 @@ def test_a_port_that_was_taken_meanwhile_costs_another_try(monkeypatch: pytest.M
     assert any("took one of the ports" in event for event in events)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("options", "provider", "problem"),

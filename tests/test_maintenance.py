@@ -418,6 +418,7 @@ def test_the_doctor_finds_a_healthy_cluster_healthy(place: Place) -> None:
     assert said["store"]["place"] == str(place.folder / "store")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_backup_under_load_upgrade_and_restore_lose_nothing(place: Place) -> None:
     """One story, since each step takes seconds: a grant held over an upgrade that clients hardly notice, a backup amid
@@ -457,6 +458,7 @@ def test_backup_under_load_upgrade_and_restore_lose_nothing(place: Place) -> Non
     assert "log check: ok" in place.pools("log", "coordinator", "--verify", "--store", "restored")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_code_that_can_not_read_a_log_changes_nothing(place: Place) -> None:
     """An older version that meets an event of a newer one: here one that nobody knows, in the log of a quiet pool."""

@@ -19,8 +19,6 @@ NEEDS = {
     "data_beside": "pyarrow",
     "serve_replicas": "fastapi",
 }
-# more than 20 s each on two cores
-SLOW = ("serve_replicas", "tune_inside", "train_beside", "data_beside")
 
 
 def shown(page: str) -> dict[str, str]:
@@ -40,7 +38,7 @@ FILES = sorted(path for page in PAGES for path in shown(page))
 
 def marked(path: str) -> object:
     name = Path(path).stem
-    marks = [pytest.mark.ray, *([pytest.mark.slow] if name in SLOW else [])]
+    marks = [pytest.mark.ray, pytest.mark.slow]
     needed = NEEDS.get(name)
     if needed is not None:
         missing = importlib.util.find_spec(needed) is None

@@ -394,6 +394,7 @@ def drive(mode: str, *args: str, limit_s: float = LIMIT_S) -> subprocess.Complet
     )
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("own_registry")
 def test_a_replay_outlives_the_kill_of_both_pools_and_of_the_coordinator(tmp_path: Path, small: str) -> None:
@@ -428,6 +429,7 @@ def test_a_replay_outlives_the_kill_of_both_pools_and_of_the_coordinator(tmp_pat
     assert find_local_clusters() == []
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("own_registry")
 def test_ctrl_c_ends_every_request_and_every_process(tmp_path: Path, small: str) -> None:

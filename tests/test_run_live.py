@@ -270,6 +270,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.slow
 def test_a_command_in_its_slot(place: Place) -> None:
     """Its GPUs and its tasks' are the slot's; output, code and folder are as if it had run here."""
     arguments = ("run", "-r", "guest", "-g", "2", "--id", "inside", "--env", "NAME=value")
@@ -308,6 +309,7 @@ def test_preempted_it_resumes_from_its_checkpoint(place: Place, capsys: pytest.C
         print(f"\nthe command was told {saved['told'][0] - decided_at:.3f} s after the submission that wins")
 
 
+@pytest.mark.slow
 def test_one_that_does_not_listen_is_gone_at_the_deadline(place: Place, lock: Path) -> None:
     arguments = ("run", "-r", "hand", "-g", "4", "--id", "deaf", "--")
     deaf = place.start(*arguments, sys.executable, "-c", STUBBORN, str(lock))
@@ -389,6 +391,7 @@ def submit(place: Place, id: str, *arguments: str, requester: str = "guest") -> 
     assert out == f"{id}\n"
 
 
+@pytest.mark.slow
 def test_a_job_that_finishes(place: Place, tmp_path: Path) -> None:
     """In its working directory, on its slot's node; the job says whose it is and where it ran."""
     (tmp_path / "work").mkdir()

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from .. import wire
 from ..errors import PoolsError, Unreachable
+from .patience import result_of
 from .transport import ATTEMPT_S, Caller, TryAgain, no_answer, shown_actor
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class Running(Generic[T]):
     def result(self) -> T:
         """Waits for it. Interrupted (Ctrl-C), it cancels it, and waits until what it began is undone."""
         try:
-            return self.ended.result()
+            return result_of(self.ended)
         except BaseException:
             if not self.ended.done():
                 self.cancel()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import PoolsError, SlotPreempted, WaitTimeout
 from ..supervise import NOT_STARTED, Ending
 from .attempt import Attempt, CommandSpec, Ended, Lost, Started, Unread, start_attempt
+from .patience import SLICE_S, slice_s
 
 if TYPE_CHECKING:
     from .client import Client
@@ -254,10 +255,14 @@ class CommandRun:
 
     def _next(self, timeout_s: float | None) -> Any:
         """The next event; None when the time is over."""
-        try:
-            return self._events.get(timeout=None if timeout_s is None else max(timeout_s, 0.0))
-        except queue.Empty:
-            return None
+        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = None if ends_at is None else max(ends_at - time.monotonic(), 0.0)
+            try:
+                return self._events.get(timeout=slice_s(left_s))
+            except queue.Empty:
+                if left_s is not None and left_s <= SLICE_S:
+                    return None
 
 
 def _what_became_of(ticket: Ticket) -> str:

@@ -14,6 +14,7 @@ from ..limits import check_seconds
 from .background import Bell
 from .explanation import Explanation
 from .live_status import LiveStatus
+from .patience import slice_s
 from .slot import Slot
 from .views import FINAL_STATES, STATES, View, error_of, is_final
 
@@ -175,7 +176,7 @@ class Ticket:
         ends_at = self._wait_ends_at(timeout_s)
         with self._changed:
             while not self._look(holds):
-                self._changed.wait(self._wait_left_s(ends_at, timeout_s, what))
+                self._changed.wait(slice_s(self._wait_left_s(ends_at, timeout_s, what)))
             return self._view
 
     async def _wait_until_async(
