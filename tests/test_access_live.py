@@ -118,6 +118,27 @@ def test_keys_from_files_and_an_operators_word(place: Place) -> None:
     assert operator.json("up", "pools.yaml")["changes"] == 1
 
 
+@pytest.mark.slow  # six commands and jobs
+def test_commands_and_jobs_of_a_requester_with_a_key(place: Place, tmp_path: Path) -> None:
+    """The right key works; a wrong one or none is refused in one line, and nothing runs. A job reads it from FILE."""
+    key, wrong, ran = tmp_path / "key", tmp_path / "wrong", tmp_path / "ran"
+    key.write_text(KEY + "\n")
+    wrong.write_text(keys.new_key() + "\n")
+    asks, command = ("-r", "prod", "--resource", "seat=1"), ("--", "touch", str(ran))
+    for how in (("run",), ("job", "submit")):
+        for given, came in ((("--key-file", str(wrong)), "another one"), ((), "none")):
+            done = place.run("pools", *how, *asks, *given, *command, code=1)
+            (said,) = [
+                line for line in (done.stdout + done.stderr).splitlines() if line.startswith("pools: error: ")
+            ]
+            assert f"requester 'prod' is protected by a key, and {came} came" in said, (how, said)
+            assert not ran.exists()
+        place.pools(*how, *asks, "--key-file", str(key), *command)
+        assert ran.exists()
+        ran.unlink()
+    assert KEY not in place.run("ray", "job", "list").stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "env",
