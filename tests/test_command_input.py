@@ -29,7 +29,7 @@ from ray_pools.cli.connection import keep_job_client_quiet
 from ray_pools.client.attempt import thread_environment
 from ray_pools.client.current import place_of_group
 from ray_pools.client.job import _Shown, stop_timeout_s
-from ray_pools.client.runner import command_environment, write_secret
+from ray_pools.client.runner import command_environment, working_folder, write_secret
 from ray_pools.errors import Unreachable
 from ray_pools.settings import ResourceSettings
 
@@ -229,6 +229,20 @@ def test_a_command_has_as_many_threads_as_whole_cpus_were_asked_for() -> None:
 
     assert threads("2.5") == {"OMP_NUM_THREADS": "2"}
     assert threads("0.5") == threads("0") == {}
+
+
+def test_a_folder_that_was_made_anew_is_entered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: Ray replaces a job's working directory under a worker, for another node of the same machine."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError):
+        working_folder()
+    folder.mkdir()
+    assert working_folder() == str(folder)
 
 
 def test_a_token_is_for_its_user_only() -> None:

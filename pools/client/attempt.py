@@ -199,7 +199,8 @@ class RayAttempt:
         try:
             event: Ended | Lost | None = self._follow()
         except Exception as problem:  # noqa: BLE001 - whatever Ray raises: how it ended is not known
-            event = Lost(f"{type(problem).__name__}: {one_line(str(problem))}", self._began)
+            cause = getattr(problem, "cause", None) or problem  # what was raised there, not Ray's word for it
+            event = Lost(f"{type(cause).__name__}: {one_line(str(cause))}", self._began)
         if event is not None and (self._started or self._stop is None):
             self._post(event)
 

@@ -80,7 +80,7 @@ class Runner:
         stays, which is that of the runtime environment.
         """
         same_cwd = cwd is not None and os.path.isdir(cwd)
-        where = cwd if same_cwd else os.getcwd()
+        where = cwd if same_cwd else working_folder()
         merged = {**command_environment(os.environ), **env}
         secret = None
         if token is not None:
@@ -147,6 +147,17 @@ class Runner:
             self._chunks.append((number, data))
             self._bytes += len(data)
             self._changed.notify_all()
+
+
+def working_folder() -> str:
+    """This process's. Nodes on one machine share the folders of runtime environments, and Ray makes one anew for each
+    node: what a worker was started in may be gone, with the same in its place.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        os.chdir(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))
+        return os.getcwd()
 
 
 def command_environment(own: Mapping[str, str]) -> dict[str, str]:
