@@ -7,11 +7,13 @@ import contextlib
 import hmac
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ray_pools import wire
 from ray_pools.actors.clock import ManualClock
 from ray_pools.actors.holders import Holder, HolderWatch
+from ray_pools.actors.metrics import add_cluster_gauges
 from ray_pools.actors.peer import BEAT_S, PeerCaller, answer_to, beat_after_s, message_of
 from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.actors.shell import Deferred, Later, Shell
@@ -24,6 +26,7 @@ from ray_pools.core.demand import pool_views
 from ray_pools.core.intake import check_room, check_token
 from ray_pools.core.link import SHORTER_LOG, Message, ShorterLog, StalePeer
 from ray_pools.core.lost import declare_lost
+from ray_pools.core.meter import CoordinatorMeter
 from ray_pools.core.requests import FINAL, Request
 from ray_pools.core.timings import TIMINGS
 from ray_pools.errors import BadInput, PoolsError, Refused
@@ -60,7 +63,7 @@ class CoordinatorShell(Shell):
         self._all_heard = asyncio.Event()
         # pools that are asked although there is nothing to tell them
         self._asking: set[str] = set()
-        self._prewarmer: Prewarmer | None = None
+        self.prewarmer: Prewarmer | None = None
         self._prewarm_timer: asyncio.TimerHandle | None = None
         self._holder_watch: HolderWatch | None = None
         super().__init__("coordinator", store_address, options.get("clock", "wall"))
@@ -68,10 +71,13 @@ class CoordinatorShell(Shell):
         self._heard("")
         if options.get("prewarm", True):
             times = self._timings("prewarm")
-            self._prewarmer = Prewarmer(times.get("period_s", 10.0), times.get("linger_s", 0.0))
+            self.prewarmer = Prewarmer(times.get("period_s", 10.0), times.get("linger_s", 0.0))
         self._prewarm_soon()
         if options.get("holder_watch", True):
             self._holder_watch = HolderWatch(lambda: holders.watched(self.core), self._holders_gone)
+        self.start_metrics(
+            CoordinatorMeter(self.state), namespace, options, partial(add_cluster_gauges, self)
+        )
         self.schedule_turn()
         self.loop.call_later(_FORGET_EVERY_S, self._forget)
         self.loop.call_later(_ASK_EVERY_S, self._ask_unanswered)
@@ -106,8 +112,8 @@ class CoordinatorShell(Shell):
                 self._peer(pool).poke()
         if step.events:
             self._prewarm_soon()
-        if self._prewarmer is not None and "prewarm" in self.state.timings:
-            self._prewarmer.go_by(**self._timings("prewarm"))
+        if self.prewarmer is not None and "prewarm" in self.state.timings:
+            self.prewarmer.go_by(**self._timings("prewarm"))
 
     def has_news(self) -> bool:
         return any(self.core.has_news(pool) for pool in self.state.pools)
@@ -185,13 +191,13 @@ class CoordinatorShell(Shell):
     # --- prewarming (docs/rules.md has no word on it: it decides nothing)
 
     def _prewarm_soon(self) -> None:
-        if self._prewarmer is not None and self._prewarm_timer is None:
+        if self.prewarmer is not None and self._prewarm_timer is None:
             self._prewarm_timer = self.loop.call_later(_PREWARM_EVERY_S, self._prewarm)
 
     def _prewarm(self) -> None:
         self._prewarm_timer = None
-        if self._prewarmer is not None:
-            self._prewarmer.update(prewarm.target(pool_views(self.state)))
+        if self.prewarmer is not None:
+            self.prewarmer.update(prewarm.target(pool_views(self.state)))
 
     # --- operations
 
@@ -374,7 +380,7 @@ class CoordinatorShell(Shell):
             "lost": self._lost_here(),
             # pools that this run has not heard yet
             "unheard": sorted(set(self.state.pools) - self.core.greeted),
-            "prewarm": self._prewarmer.status() if self._prewarmer is not None else None,
+            "prewarm": self.prewarmer.status() if self.prewarmer is not None else None,
             "holders": {
                 "watched": len(holders.watched(self.core)),
                 "trouble": self._holder_watch.trouble if self._holder_watch is not None else "not watched",
@@ -427,10 +433,10 @@ class CoordinatorShell(Shell):
     def _op_drain(self, op: dict[str, Any]) -> dict[str, Any]:
         """The pools are taken down: whatever was asked of the autoscaler is taken back."""
         self.core.commanded("down", access.check_operator(self.state.operator_key, op))
-        if self._prewarmer is not None:
-            self._prewarmer.clear()
-            self._prewarmer.close()
-            self._prewarmer = None
+        if self.prewarmer is not None:
+            self.prewarmer.clear()
+            self.prewarmer.close()
+            self.prewarmer = None
         return {}
 
     # --- what a client sees

@@ -11,6 +11,7 @@ from ray_pools.actors.placement import Placer
 from ray_pools.actors.shell import Later, Shell
 from ray_pools.core import explain, status
 from ray_pools.core.link import Message
+from ray_pools.core.meter import PoolMeter
 from ray_pools.core.pool import BeginAnew, Place, Pool, Step, Unplace
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDING, HOLDING
@@ -54,6 +55,7 @@ class PoolShell(Shell):
                 [{"op": "exchange", "message": list(answer), "answer": True, "asked_in": asked.seen_epoch}]
             ),
         )
+        self.start_metrics(PoolMeter(pool, self.state), namespace, options)
         self.schedule_turn()
         self.loop.call_later(beat_after_s(self._beat_s), self._beat)
 

@@ -133,6 +133,11 @@ class Prewarmer:
                 "autoscaler": self._autoscaler,
             }
 
+    def sent(self) -> list[Wish]:
+        """What the autoscaler was last asked for."""
+        with self._changed:
+            return list(self._sent or ())
+
     # --- the thread
 
     def _wake(self) -> None:

@@ -16,13 +16,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgpack
 
 from ray_pools import wire
 from ray_pools.actors.clock import ManualClock, make_clock
+from ray_pools.actors.metrics import SEND_EVERY_S, Meter, MetricsFeed, More, RaySink
 from ray_pools.core import records as ev
 from ray_pools.errors import BadInput, PoolsError, Refused
 from ray_pools.store import AppendFailed, Corrupt, Fenced, SequenceGap, Store, SyncFailed, open_store
@@ -104,6 +105,8 @@ class Shell:
         self._timer: asyncio.TimerHandle | None = None
         self._on_final: dict[str, list[tuple[Command, int]]] = {}
         self._snapshot_seq = 0
+        self._append_s = 0.0
+        self.metrics: MetricsFeed | None = None
         self.state = self._folded()
         self.clock = make_clock(clock, self.state.clock)
         self.core = self.new_core(self.state)
@@ -135,6 +138,20 @@ class Shell:
         at: float | None = self.core.next_event_at()
         return at
 
+    def start_metrics(
+        self, meter: Meter, namespace: str, options: Mapping[str, Any], more: More | None = None
+    ) -> None:
+        """What happens from now on is counted, unless the option `metrics` says no or time is a scenario's."""
+        if options.get("metrics", not isinstance(self.clock, ManualClock)):
+            self.metrics = MetricsFeed(meter, RaySink(namespace), more)
+            self._metrics_every_s = float(options.get("metrics_every_s", SEND_EVERY_S))
+            self._metrics_beat()
+
+    def _metrics_beat(self) -> None:
+        if self.metrics is not None:
+            self.metrics.beat(self.clock.now())
+            self.loop.call_later(self._metrics_every_s, self._metrics_beat)
+
     # --- the log
 
     def _folded(self) -> Any:
@@ -160,9 +177,10 @@ class Shell:
             return self.new_state(None)
 
     def _persist(self, events: Sequence[Any], before: int) -> None:
-        at = self.core.now
+        at, begun = self.core.now, time.perf_counter()
         try:
             self.store.append([(at, ev.pack(event)) for event in events], before)
+            self._append_s = time.perf_counter() - begun
         except AppendFailed:
             raise
         except (SyncFailed, Fenced, SequenceGap, Corrupt) as error:
@@ -222,6 +240,8 @@ class Shell:
             return
         try:
             self._answer(results)
+            if self.metrics is not None and step.events:
+                self.metrics.hear(step.events, self.core.now, self._append_s)
             self.after_turn(step)
             self._arm_timer()
         except Exception:
@@ -259,6 +279,8 @@ class Shell:
         self.state = self._folded()
         failed, self.core = self.core, self.new_core(self.state)
         self.core.resume(soft, failed)  # peers know what they were told before: the epoch goes on
+        if self.metrics is not None:
+            self.metrics.failed()
         for command in batch:
             for index, result in enumerate(command.results):
                 if result is None:

@@ -171,7 +171,7 @@ class _PoolTeller:
         elif isinstance(event, ev.Placed):
             line.gives = {("placed", k)}
         elif isinstance(event, (ev.Ending, ev.Ended)):
-            asked = event.how in ("released", "cancelled", "expired") or event.why == "its holder stopped"
+            asked = event.how in ("released", "cancelled", "expired") or event.why == ev.HOLDER_STOPPED
             line.needs = {("asked", k)} if asked else {("moved", k)} if event.how == "withdrawn" else set()
             if isinstance(event, ev.Ended) and event.how != "withdrawn":
                 line.gives = {("ended", k)}

@@ -316,7 +316,7 @@ class Pool:
             how = {"release": "released", "cancel": "cancelled", "expire": "expired"}[what]
             self._finish(attempt, how, "")
         elif what == "stopped" and attempt.state == PREEMPTING:
-            self._finish(attempt, "stopped", "its holder stopped")
+            self._finish(attempt, "stopped", ev.HOLDER_STOPPED)
 
     # --- what the shell reports
 
@@ -351,7 +351,7 @@ class Pool:
             self._needs_walk = True
         due = [(at, state.preempting[id].age, id) for id, at in self.deadlines.items() if at <= now]
         for _, _, id in sorted(due):
-            self._finish(state.preempting[id], "stopped", "its grace ran out")
+            self._finish(state.preempting[id], "stopped", ev.GRACE_RAN_OUT)
 
     def next_event_at(self) -> float | None:
         """The time at which a tick or a walk could change something, if nothing else happens."""
@@ -397,7 +397,7 @@ class Pool:
         for victim in victims:
             self.deadlines[victim.id] = self.now + grace_s
             if victim.placed is None:  # nobody was told of this grant yet
-                self._finish(victim, "stopped", "it was not placed yet")
+                self._finish(victim, "stopped", ev.NOT_PLACED_YET)
 
     # --- the walk (docs/rules.md section 5)
 

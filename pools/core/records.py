@@ -306,6 +306,11 @@ Event = (
 
 ENDS = ("withdrawn", "returned", "released", "cancelled", "expired", "stopped")
 
+# `why` of a grant that ends as stopped; where its group was lost it is what Ray says
+HOLDER_STOPPED = "its holder stopped"
+GRACE_RAN_OUT = "its grace ran out"
+NOT_PLACED_YET = "it was not placed yet"
+
 # tag -> (class, version). Tags are small integers, never used twice.
 _CLASSES: dict[int, tuple[type[Any], int]] = {
     1: (Configured, 1),
