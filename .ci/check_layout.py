@@ -4,7 +4,7 @@
 2. Under pools/, only the client touches ray; nothing touches ray_pools.actors but the command line, inside functions.
 3. No absolute import of `pools` or `actors`: a user's own modules of these names would be loaded instead.
 4. Modules of at most 500 lines, functions of at most 70, no module called utils, a docstring in every module.
-5. Every package on disk is listed in pyproject.toml, so that an installed copy is complete.
+5. Every package on disk, and every file in it that is no module, is listed in pyproject.toml for installed copies.
 """
 
 from __future__ import annotations
@@ -128,13 +128,31 @@ def check_packages(top: Path) -> list[str]:
         import tomllib
     except ImportError:  # Python 3.10
         import tomli as tomllib  # type: ignore[import-not-found,no-redef]
-    listed = set(tomllib.loads((top / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    settings = tomllib.loads((top / "pyproject.toml").read_text())["tool"]["setuptools"]
+    listed = set(settings["packages"])
     found = set()
     for root in SOURCE_ROOTS:
         for init in sorted((top / root).rglob("__init__.py")):
             found.add(package_of(PurePosixPath(init.relative_to(top).as_posix())))
-    return [f"pyproject.toml:1: package {name} is not listed" for name in sorted(found - listed)] + [
+    problems = [f"pyproject.toml:1: package {name} is not listed" for name in sorted(found - listed)]
+    problems += [
         f"pyproject.toml:1: package {name} is listed but not there" for name in sorted(listed - found)
+    ]
+    return problems + check_data(top, settings["package-data"])
+
+
+def check_data(top: Path, listed: dict[str, list[str]]) -> list[str]:
+    """Files that are no modules, against the patterns of package-data."""
+    matched = set()
+    for package, patterns in listed.items():
+        root = next(root for root, name in sorted(SOURCE_ROOTS.items()) if under(package, name))
+        folder = top / root / "/".join(package.split(".")[SOURCE_ROOTS[root].count(".") + 1 :])
+        matched |= {file for pattern in patterns for file in folder.glob(pattern)}
+    return [
+        f"pyproject.toml:1: {file.relative_to(top)} is in no pattern of package-data"
+        for root in SOURCE_ROOTS
+        for file in sorted((top / root).rglob("*"))
+        if file.is_file() and file.suffix not in (".py", ".pyc") and file not in matched
     ]
 
 

@@ -187,8 +187,10 @@ class PoolShell(Shell):
         return {id: explain.why(self.core, attempts[id]) for id in op["ids"] if id in attempts}
 
     def _op_status(self, op: dict[str, Any]) -> dict[str, Any]:
+        shown = int(op.get("grants_limit", 0))
         return {
             **status.pool_status(self.core, int(op.get("queue_limit", _QUEUE_SHOWN))),
+            **({"grants": status.grants(self.core, shown)} if shown > 0 else {}),
             "epoch": self.epoch,
             "seq": self.state.seq,
             "trouble": self.coordinator.trouble,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import struct
 import time
 from collections import Counter
@@ -22,9 +23,8 @@ from .core import records as ev
 from .core.coordinator_state import CoordinatorState
 from .core.pool import Pool
 from .core.pool_state import PoolState
-from .core.queue import HOLDING, Attempt
 from .core.requests import FINAL, Request
-from .core.status import pool_status
+from .core.status import grants, pool_status
 from .errors import BadInput, PoolsError
 from .log_story import COORDINATOR, pool_log
 from .log_words import is_about, request_of, words
@@ -166,22 +166,26 @@ def parse_moment(said: str) -> int | float:
     try:
         if said.isdecimal():
             return int(said)
-        if said.startswith("@"):
-            return float(said[1:])
+        if said.startswith("@") and math.isfinite(at := float(said[1:])):
+            return at
         return datetime.fromisoformat(said.replace("Z", "+00:00")).timestamp()
     except (OverflowError, ValueError):
         expected = "a row's number, a time such as 2026-01-31T12:00:00, or @SECONDS of the log's own time"
         raise BadInput("--at", said, expected) from None
 
 
-def folded(reader: Reader, log: str, moment: int | float | None = None) -> tuple[State, int]:
+def folded(
+    reader: Reader, log: str, moment: int | float | None = None, start: tuple[State, int] | None = None
+) -> tuple[State, int]:
     """The state after row `moment` (an integer), or after all rows up to a time; and the epoch of its last row.
+
+    start: such a pair of an earlier row, which is used up; by default the fold begins with the log.
 
     Raises:
         BadInput: there is no such row yet, or the time is before the first row or yet to come.
         Pruned: the rows that the state then needs are gone.
     """
-    state = base_state(reader, log)
+    state, epoch = start if start is not None else (base_state(reader, log), 0)
     first, last = reader.first_seq(), reader.head()[1]
     if isinstance(moment, int) and not 1 <= moment <= last:
         raise BadInput("--at", moment, f"a row of {log}, from {first} to {last}, or a time")
@@ -190,7 +194,6 @@ def folded(reader: Reader, log: str, moment: int | float | None = None) -> tuple
         _check_time(reader, log, moment)
     if first > 1 and moment is not None and (state.clock if by_time else state.seq) > moment:
         raise Pruned(reader.where, first - 1 if by_time else int(moment), state.seq)
-    epoch = 0
     for row, event in events(reader, state.seq + 1):
         if moment is not None and (row.at if by_time else row.seq) > moment:
             break
@@ -220,35 +223,27 @@ def _moment_text(moment: float) -> str:
         return f"@{moment:g}"
 
 
-def state_at(reader: Reader, log: str, moment: int | float | None = None) -> dict[str, Any]:
+def state_at(
+    reader: Reader, log: str, moment: int | float | None = None, start: tuple[State, int] | None = None
+) -> dict[str, Any]:
     """An actor's state as plain values. A pool: capacity, held, queue with causes, grants. The coordinator: requests.
 
-    What is soft was in no log: room that is promised, and how much of a victim's grace is over.
+    What is soft was in no log: room that is promised, and how much of a victim's grace is over. Otherwise as `folded`.
     """
-    state, epoch = folded(reader, log, moment)
+    return as_plain(log, *folded(reader, log, moment, start))
+
+
+def as_plain(log: str, state: State, epoch: int) -> dict[str, Any]:
+    """A state as `state_at` shows it."""
     common = {"log": log, "seq": state.seq, "at": state.clock, "epoch": epoch, "digest": state.digest()}
     if isinstance(state, CoordinatorState):
         return {**common, **_coordinator_at(state)}
     pool = Pool(log.removeprefix("pool:"), state, epoch, state.clock)
-    grants = sorted((a for a in state.attempts.values() if a.state in HOLDING), key=lambda a: a.grant_number)
     return {
         **common,
         "version": state.version,
         **pool_status(pool, QUEUE_SHOWN),
-        "grants": [_grant(attempt) for attempt in grants],
-    }
-
-
-def _grant(attempt: Attempt) -> dict[str, Any]:
-    return {
-        "id": attempt.id,
-        "k": attempt.k,
-        "requester": attempt.requester,
-        "amounts": dict(attempt.amounts),
-        "preemptible": attempt.preemptible,
-        "state": attempt.state,
-        "granted_at": attempt.granted_at,
-        "placed": attempt.placed is not None,
+        "grants": grants(pool, QUEUE_SHOWN),
     }
 
 

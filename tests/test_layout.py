@@ -100,7 +100,15 @@ def test_a_package_that_is_not_listed_is_found(layout: ModuleType, tmp_path: Pat
     for folder in ("pools", "pools/core", "actors"):
         (tmp_path / folder / "__init__.py").touch()
     (tmp_path / "pyproject.toml").write_text(
-        '[tool.setuptools]\npackages = ["ray_pools", "ray_pools.actors", "ray_pools.gone"]\n'
+        '[tool.setuptools]\npackages = ["ray_pools", "ray_pools.actors", "ray_pools.gone"]\npackage-data = {}\n'
     )
     found = layout.check_packages(tmp_path)
     assert ["ray_pools.core" in found[0], "ray_pools.gone" in found[1], len(found)] == [True, True, 2]
+
+
+def test_a_file_that_an_installed_copy_would_lack_is_found(layout: ModuleType, tmp_path: Path) -> None:
+    for name in ("pools/page/static/a.js", "pools/page/static/a.py", "pools/page/b.css", "actors/c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = layout.check_data(tmp_path, {"ray_pools.page": ["static/*"], "ray_pools.actors": ["c.*"]})
+    assert found == ["pyproject.toml:1: pools/page/b.css is in no pattern of package-data"]

@@ -25,6 +25,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "release": ("ray_pools.cli.requests:release", "Give back what requests hold (as an operator)."),
     "cancel": ("ray_pools.cli.requests:cancel", "End requests in any state (as an operator)."),
     "requests": ("ray_pools.cli.requests:requests", "List requests."),
+    "dashboard": (
+        "ray_pools.cli.dashboard:dashboard",
+        "Show the pools on a web page, now and at any moment.",
+    ),
     "log": (
         "ray_pools.cli.log:log",
         "Read a log, live: lines, a request's story, a check, a state, an export.",

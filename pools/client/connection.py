@@ -71,7 +71,7 @@ class Connection:
     def status(self) -> dict[str, Any]:
         """{"coordinator": its status, "pools": {name: its status, or {"unreachable": why}}}."""
         coordinator = self._coordinator({"op": "status"})
-        return {"coordinator": coordinator, "pools": self._ask_pools(coordinator["pools"], {"op": "status"})}
+        return {"coordinator": coordinator, "pools": self.ask_pools(coordinator["pools"], {"op": "status"})}
 
     def explain(self, id: str, pools: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """What each pool says of a waiting or holding request; without `pools`, those that it is in now."""
@@ -80,7 +80,7 @@ class Connection:
             pools = (
                 [] if view is None or is_final(view) else [view["pool"]] if view["pool"] else view["pools"]
             )
-        answers = self._ask_pools(pools, {"op": "explain", "ids": [id]})
+        answers = self.ask_pools(pools, {"op": "explain", "ids": [id]})
         return {
             pool: answer if "unreachable" in answer else (answer.get(id) or {})
             for pool, answer in answers.items()
@@ -98,6 +98,23 @@ class Connection:
         """One operation of a pool's actor, such as {"op": "digest"} (docs/protocol.md, "Wire")."""
         self._check_usable()
         return self._caller.value(wire.pool_actor_name(check_name("pool", name)), operation)
+
+    def ask_pools(self, pools: Iterable[str], op: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """One operation to many pools side by side; one that does not answer soon is {"unreachable": why}."""
+        self._check_usable()
+        data, started, found = wire.encode_request([op]), {}, {}
+        for pool in pools:
+            try:
+                started[pool] = self._transport.start(wire.pool_actor_name(pool), "call", data)
+            except (TryAgain, PoolsError) as problem:
+                found[pool] = {"unreachable": one_line(str(problem))}
+        for pool, future in started.items():
+            try:
+                (result,) = wire.decode_response(future.result(_STATUS_S), 1, f"pool {pool!r}")
+                found[pool] = wire.value_of(result)
+            except (TryAgain, PoolsError, FutureTimeout) as problem:
+                found[pool] = {"unreachable": one_line(str(problem)) or f"no answer within {_STATUS_S:g} s"}
+        return found
 
     def coordinator(self, operation: Mapping[str, Any]) -> Any:
         """One operation of the coordinator, likewise."""
@@ -135,23 +152,6 @@ class Connection:
         self._check_usable()
         (result,) = await self._background.call(self._caller, COORDINATOR, [op], give_up_s)
         return wire.value_of(result)
-
-    def _ask_pools(self, pools: Iterable[str], op: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """One operation to many pools side by side; one that does not answer soon is shown as such."""
-        self._check_usable()
-        data, started, found = wire.encode_request([op]), {}, {}
-        for pool in pools:
-            try:
-                started[pool] = self._transport.start(wire.pool_actor_name(pool), "call", data)
-            except (TryAgain, PoolsError) as problem:
-                found[pool] = {"unreachable": one_line(str(problem))}
-        for pool, future in started.items():
-            try:
-                (result,) = wire.decode_response(future.result(_STATUS_S), 1, f"pool {pool!r}")
-                found[pool] = wire.value_of(result)
-            except (TryAgain, PoolsError, FutureTimeout) as problem:
-                found[pool] = {"unreachable": one_line(str(problem)) or f"no answer within {_STATUS_S:g} s"}
-        return found
 
     def _check_usable(self) -> None:
         if self._closed:

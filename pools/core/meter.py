@@ -19,8 +19,8 @@ from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDING, HOLDING, NOMINATED, PREEMPTING
 from ray_pools.core.quota import Ledger, need_of
 from ray_pools.core.records import Amounts
+from ray_pools.core.victims import reason
 
-RECLAIM, PRIORITY, OWN = "reclaim", "priority", "own"
 WAITING, HOLDS = "waiting", "holding"
 
 _SHOWN = {"granted": "allocated", "placed": "allocated", "preempting": "preempting", "nominated": "queued"}
@@ -134,22 +134,20 @@ class PoolMeter:
         asker = self._known.get(event.id)
         if asker is None:
             return
-        reason = self._reason(asker)
+        in_share = self._in_share(asker)
         for id, _ in event.victims:
             victim = self._known.get(id)
             if victim is not None:
-                why = OWN if victim.requester == asker.requester else reason
+                why = reason(asker.requester, in_share, victim.requester)
                 label = self._requesters.label(victim.requester)
                 self.samples.count("pools_preemptions", self.pool, label, why)
                 self._leaving(victim, True)
         self._nominate(asker)
 
-    def _reason(self, asker: _Known) -> str:
-        """Before it is booked: in its share it takes back what is its own (docs/rules.md section 6)."""
+    def _in_share(self, asker: _Known) -> bool:
         policy = self._policies.get(asker.requester)
         need, use = need_of(asker.amounts, self._capacity, policy), self._ledger.uses[asker.requester]
-        share = policy is not None and self._ledger.in_share(need, use, asker.preemptible)
-        return RECLAIM if share else PRIORITY
+        return policy is not None and self._ledger.in_share(need, use, asker.preemptible)
 
     def _nominate(self, known: _Known) -> None:
         self._ledger.book(known.requester, known.amounts, known.preemptible)
@@ -170,10 +168,10 @@ class PoolMeter:
     def _ended(self, event: ev.Ended, at: float) -> None:
         known = self._drop(event.id)
         if known is not None and known.holds:
-            reason = eviction_reason(event.how, event.why)
-            if reason:
+            how = eviction_reason(event.how, event.why)
+            if how:
                 label = self._requesters.label(known.requester)
-                self.samples.count("pools_evictions", self.pool, label, reason)
+                self.samples.count("pools_evictions", self.pool, label, how)
 
     def _drop(self, id: str) -> _Known | None:
         known = self._known.pop(id, None)

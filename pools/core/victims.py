@@ -20,6 +20,9 @@ from ray_pools.core.quota import BELOW_ALL, Ledger, Need
 
 Holders = Mapping[str, Grants]
 
+RECLAIM, PRIORITY, OWN = "reclaim", "priority", "own"
+"""Why a victim stops: the asker takes its share back, has the higher priority, or is of the victim's own requester."""
+
 
 class Asker(NamedTuple):
     """The waiting request that victims are looked for."""
@@ -34,6 +37,11 @@ class Asker(NamedTuple):
     def may_stop_own(self) -> bool:
         """Only a non-preemptible request in its share takes the share back from its requester's own work."""
         return not self.preemptible and self.in_share
+
+
+def reason(asker: str, in_share: bool, victim: str) -> str:
+    """One of `RECLAIM`, `PRIORITY`, `OWN`, by the requesters; `in_share`: the asker, before it is nominated."""
+    return OWN if asker == victim else RECLAIM if in_share else PRIORITY
 
 
 def shortage(ledger: Ledger, asker: Asker) -> tuple[dict[str, int], dict[str, int]]:
