@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import struct
 import time
 from collections import Counter
@@ -166,8 +165,8 @@ def parse_moment(said: str) -> int | float:
     try:
         if said.isdecimal():
             return int(said)
-        if said.startswith("@") and math.isfinite(at := float(said[1:])):
-            return at
+        if said.startswith("@"):
+            return float(said[1:])
         return datetime.fromisoformat(said.replace("Z", "+00:00")).timestamp()
     except (OverflowError, ValueError):
         expected = "a row's number, a time such as 2026-01-31T12:00:00, or @SECONDS of the log's own time"

@@ -90,6 +90,8 @@ class Page:
             self.problems.append(str([arg.get("value", arg.get("description")) for arg in params["args"]]))
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.problems.append(f"{params['entry']['text']} ({params['entry'].get('url', '')})")
+        elif method == "Page.javascriptDialogOpening":
+            self.problems.append(f"a dialog: {params['message']}")
         elif method == "Network.requestWillBeSent":
             self.urls.append(params["request"]["url"])
 

@@ -184,7 +184,9 @@ def test_the_past_is_what_the_log_command_says(world: System, monkeypatch: pytes
     times = sorted({at for log in ("p", "q") for at, _ in world.logs[log] if at <= ends})
 
     async def story(client: Ask) -> None:
-        for pool, said in (await (await client.get("/api/at", params={"moment": "@-1"})).json())["pools"].items():
+        for pool, said in (await (await client.get("/api/at", params={"moment": "@-1"})).json())[
+            "pools"
+        ].items():
             assert (pool in "pq", list(said)) == (True, ["missing"]), "before its first row"
         for at in [*rng.sample(times, 12), times[0], times[3] + 0.01]:
             said = await (await client.get("/api/at", params={"moment": f"@{at!r}"})).json()

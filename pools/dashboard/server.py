@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import math
 import mimetypes
 from collections.abc import Awaitable, Callable, Collection
 from importlib.resources import files
@@ -153,7 +154,7 @@ async def _events(request: web.Request) -> web.StreamResponse:
 async def _at(request: web.Request) -> web.Response:
     """Each pool at a moment in the past, by its log."""
     moment = parse_moment(_field(request, "moment"))
-    if not isinstance(moment, float):
+    if not isinstance(moment, float) or not math.isfinite(moment):
         raise BadInput(
             "moment", moment, "a time, such as @SECONDS of the logs' own: each log has rows of its own"
         )

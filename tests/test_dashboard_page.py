@@ -1,0 +1,483 @@
+"""The page of `pools dashboard` in a headless Chromium (docs/dashboard.md).
+
+Faults it stands for: a name that is read as HTML, a preemption that is seen only after a reload, a past on the page
+that is another than `pools log --at` says, a queue of a thousand that makes the page stutter, something that is asked
+of another machine, a control that a keyboard or a screen reader does not find, text that can't be read in one of the
+themes, a page that is wider than a phone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import web
+from browser import Page, browser, find_chromium
+from live_pools import WAIT_S, LivePools, live_pools
+from test_log_usage import kept
+
+from ray_pools.core import records as ev
+from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.core.system import System
+from ray_pools.dashboard.feed import Feed
+from ray_pools.dashboard.history import History
+from ray_pools.dashboard.server import make_app
+from ray_pools.dashboard.sources import LogSource
+from ray_pools.log_view import state_at
+from ray_pools.store import open_reader, open_store
+from ray_pools.store.memory import forget
+
+pytestmark = pytest.mark.slow
+
+ODD = "<script>alert(1)</script>"
+ODD_IMAGE = '<img src=x onerror="alert(2)">'
+WIDTHS = ((1440, 900), (820, 1100), (390, 844))
+THEMES = ("light", "dark")
+SMOOTH_MS = 100.0
+BIN = Path(sys.executable).parent
+
+READY = "document.querySelectorAll('.pool .bar .segment').length > 0 && document.querySelector('.chart rect') !== null"
+
+# The contrast of each text with the ground under it, where that is less than its size needs (WCAG 2, level AA).
+TOO_FAINT = """(() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((v) => (v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const groundOf = (node) => {
+    for (let each = node; each; each = each.parentElement) {
+      const ground = rgba(getComputedStyle(each).backgroundColor);
+      if (ground[3] === 255) return ground;
+    }
+    return [255, 255, 255, 255];
+  };
+  const faint = new Set();
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    const text = walker.currentNode.textContent.trim();
+    if (!text || !node.checkVisibility() || node.closest('.hidden-text, :disabled, option')) continue;
+    const svg = node.closest('svg');
+    if (svg !== null && node.tagName !== 'text') continue;
+    const style = getComputedStyle(node);
+    const [a, b] = [light(rgba(svg ? style.fill : style.color)), light(groundOf(node))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) faint.add(`${node.tagName}.${node.className} ${text.slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  return [...faint];
+})()"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    program, why = find_chromium()
+    if not program:
+        pytest.skip(why)
+    return program
+
+
+def no_trouble(page: Page) -> None:
+    """No error on its console, and nothing asked of any other machine."""
+    assert page.problems == []
+    hosts = {urlsplit(url).hostname for url in page.urls}
+    assert hosts == {"127.0.0.1"}
+
+
+async def looks(page: Page, folder: Path) -> None:
+    """At three widths and in both themes: pictures, nothing wider than the window, every text readable."""
+    for theme in THEMES:
+        for width, height in WIDTHS:
+            await page.look(width, height, theme)
+            await page.until(f"innerWidth === {width} && document.documentElement.scrollWidth <= {width}")
+            picture = await page.screenshot(folder / f"{theme}-{width}.png")
+            assert len(picture) > 20_000
+            assert await page.evaluate(TOO_FAINT) == [], (theme, width)
+        ground = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (int(ground.split("(")[1].split(",")[0]) > 128) == (theme == "light")
+    await page.look(*WIDTHS[0])
+
+
+async def named_controls(page: Page) -> None:
+    """Whatever can be used has a name for who does not see it."""
+    tree = await page.send("Accessibility.getFullAXTree")
+    roles = {"button", "combobox", "slider", "searchbox", "link", "image", "region", "dialog", "img"}
+    controls = [
+        node for node in tree["nodes"] if node.get("role", {}).get("value") in roles and not node["ignored"]
+    ]
+    assert len(controls) >= (3 if await page.evaluate("document.querySelector('#story').open") else 15)
+    unnamed = [
+        node["role"]["value"] for node in controls if not node.get("name", {}).get("value", "").strip()
+    ]
+    assert unnamed == []
+
+
+# --- without a cluster: logs that a test writes
+
+
+class Written:
+    """A system in one process whose logs the server follows."""
+
+    def __init__(self, world: System) -> None:
+        self.world, self.store = world, kept(world)
+        self._written = {log: len(rows) for log, rows in world.logs.items()}
+
+    def flush(self) -> None:
+        for log, rows in self.world.logs.items():
+            done = self._written[log]
+            if len(rows) > done:
+                writer = open_store(self.store, log if log == "coordinator" else f"pool:{log}")
+                writer.open()
+                writer.append(rows[done:], done)
+                self._written[log] = len(rows)
+
+
+@asynccontextmanager
+async def served(store: str) -> AsyncIterator[str]:
+    runner = web.AppRunner(
+        make_app(Feed(LogSource(), lambda: History(store), every_s=0.1)), shutdown_timeout=0.5
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    finally:
+        await runner.cleanup()
+
+
+def odd_world() -> System:
+    """Every name that somebody can choose is one that a browser could run."""
+    pools = {ODD: PoolConfig(ODD, {"gpu": 8, "step_run": 20}, grace_s=20.0), "q": PoolConfig("q", {"gpu": 4})}
+    policies = [
+        PolicyConfig(ODD, ODD_IMAGE, 9, {"gpu": 4}),
+        PolicyConfig(ODD, "plain", 1),
+        PolicyConfig("q", ODD_IMAGE, 1),
+        PolicyConfig("q", "plain", 2, {"gpu": 2}),
+    ]
+    world = System(pools, policies)
+    world.advance(1.7e9)
+    for number in range(10):
+        world.advance(20.0)
+        world.submit(f"{ODD} {number}", "plain", {"gpu": 2, "step_run": 1})
+    world.submit("first", ODD_IMAGE, {"gpu": 4, "step_run": 1}, retries=1)
+    world.advance(25.0)
+    world.submit("second", ODD_IMAGE, {"gpu": 2, "step_run": 1}, retries=1)
+    return world
+
+
+def test_names_are_text_wherever_they_are_shown(chromium: str, tmp_path: Path) -> None:
+    written = Written(odd_world())
+
+    async def story() -> None:
+        async with served(written.store) as url, browser(chromium) as page:
+            await page.look(*WIDTHS[0])
+            await page.open(url)
+            await page.until(READY)
+            await page.evaluate(
+                "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
+            )
+            text = await page.evaluate("document.body.innerText")
+            for name in (ODD, ODD_IMAGE, f"{ODD} 9"):
+                assert name in text
+            assert await page.evaluate("document.querySelectorAll('script, img, iframe').length") == 1, (
+                "the page's own"
+            )
+            titles = await page.evaluate(
+                "[...document.querySelectorAll('svg title')].map((t) => t.textContent).join()"
+            )
+            assert ODD in titles
+            await looks(page, tmp_path / "odd")
+            await named_controls(page)
+            # a name that comes in later, and one in a request's story
+            written.world.submit(f"late {ODD_IMAGE}", ODD_IMAGE, {"gpu": 1, "step_run": 1})
+            written.flush()
+            await page.until(f"document.body.innerText.includes({json.dumps('late ' + ODD_IMAGE)})")
+            log = [ev.unpack(body) for _, body in written.world.logs[ODD]]
+            victim = next(event for event in log if isinstance(event, ev.Nominated)).victims[0][0]
+            await page.evaluate(f"location.hash = 'request=' + encodeURIComponent({json.dumps(victim)})")
+            await page.until("document.querySelectorAll('#story .story li').length > 3")
+            assert ODD_IMAGE in await page.evaluate("document.querySelector('#story').innerText")
+            assert await page.evaluate(TOO_FAINT) == []
+            await named_controls(page)
+            no_trouble(page)
+
+    asyncio.run(story())
+    forget(written.store)
+
+
+def test_the_keyboard_is_enough_and_motion_can_be_reduced(chromium: str) -> None:
+    written = Written(odd_world())
+    pool_log = f"pool:{ODD}"
+
+    async def story() -> None:
+        async with served(written.store) as url, browser(chromium) as page:
+            await page.look(*WIDTHS[0])
+            await page.open(url)
+            await page.until(READY)
+            assert (
+                await page.evaluate("getComputedStyle(document.querySelector('.segment')).transitionDuration")
+                != "0s"
+            )
+            await page.look(*WIDTHS[0], reduced_motion=True)
+            assert (
+                await page.evaluate("getComputedStyle(document.querySelector('.segment')).transitionDuration")
+                == "0s"
+            )
+            # Tab reaches every control, in the order of the page, and shows where it is
+            seen: list[str] = []
+            for _ in range(12):
+                await page.key("Tab", 9)
+                seen.append(
+                    await page.evaluate("document.activeElement.id || document.activeElement.className")
+                )
+                outline = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
+                assert await page.evaluate(f"document.activeElement.matches(':focus-visible') && {outline}")
+            assert [name for name in seen if name in ("find-id", "theme", "window", "moment")] == [
+                "find-id", "theme", "window", "moment",
+            ]  # fmt: skip
+            # the arrow keys look back, Escape returns
+            await page.evaluate("document.querySelector('#moment').focus()")
+            for _ in range(3):
+                await page.key("ArrowLeft", 37)
+            shown = await page.until(
+                "poolsPage.shown().at !== null && poolsPage.shown().settled && poolsPage.shown()"
+            )
+            reader = open_reader(written.store, pool_log)
+            assert shown["pools"][ODD] == json.loads(
+                json.dumps(state_at(reader, pool_log, float(shown["at"])))
+            )
+            assert "ago" in await page.evaluate(
+                "document.querySelector('#moment').getAttribute('aria-valuetext')"
+            )
+            await page.key("Escape", 27)
+            await page.until("poolsPage.shown().at === null")
+            # from change to change, each with the state that the log has there
+            for _ in range(4):
+                before = await page.evaluate("poolsPage.shown().at ?? Infinity")
+                await page.evaluate("document.querySelector('#earlier').click()")
+                shown = await page.until(
+                    f"poolsPage.shown().at < {json.dumps(before)} && poolsPage.shown().settled && poolsPage.shown()"
+                    if before is not None
+                    else "poolsPage.shown().at !== null && poolsPage.shown().settled && poolsPage.shown()"
+                )
+                assert shown["pools"][ODD] == json.loads(
+                    json.dumps(state_at(reader, pool_log, float(shown["at"])))
+                )
+            reader.close()
+            # a theme that is chosen stays
+            for theme in THEMES:
+                await page.evaluate(
+                    f"(() => {{ const s = document.querySelector('#theme'); s.value = '{theme}';"
+                    " s.dispatchEvent(new Event('change')); })()"
+                )
+                await page.open(url)
+                await page.until(READY)
+                assert await page.evaluate("document.documentElement.dataset.theme") == theme
+            no_trouble(page)
+
+    asyncio.run(story())
+    forget(written.store)
+
+
+def test_the_page_says_when_its_server_is_gone(chromium: str) -> None:
+    written = Written(odd_world())
+
+    async def story() -> None:
+        async with browser(chromium) as page:
+            async with served(written.store) as url:
+                await page.open(url)
+                await page.until(READY)
+                no_trouble(page)
+            await page.until("document.querySelector('#connection').innerText.includes('not connected')")
+
+    asyncio.run(story())
+    forget(written.store)
+
+
+# --- a live cluster under load
+
+CONFIG = f"""
+namespace: paged
+store: store
+pools:
+  main: {{capacity: {{gpu: 8}}, grace_s: 4, placement: none}}
+  other: {{capacity: {{licence: 3}}, placement: none}}
+policies:
+  - {{pool: main, requester: vision, priority: 20, reserved: {{gpu: 4}}}}
+  - {{pool: main, requester: "{ODD}", priority: 1}}
+  - {{pool: main, requester: research, priority: 1, limit: {{gpu: 6}}}}
+  - {{pool: other, requester: research, reserved: {{licence: 1}}}}
+"""
+QUEUED = 1_000
+
+
+class Dashboard:
+    """`pools dashboard` as a user starts it."""
+
+    def __init__(self, live: LivePools) -> None:
+        self._process = subprocess.Popen(
+            [BIN / "pools", "dashboard", "--port", "0", "--namespace", "paged", "--json"],
+            env=live.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        said = ""
+        while not said.endswith("}\n"):
+            line = self._process.stdout.readline()
+            assert line, f"it ended: {self._process.communicate()[1]}"
+            said += line
+        self.url: str = json.loads(said)["url"]
+
+    def close(self) -> None:
+        self._process.terminate()
+        code = self._process.wait(30)
+        assert self._process.stderr is not None
+        said = self._process.stderr.read()
+        assert (code, "Traceback" in said) == (143, False), said
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LivePools]:
+    with live_pools(tmp_path, CONFIG) as live:
+        yield live
+
+
+async def queue_of_a_thousand(live: LivePools, page: Page) -> list[Any]:
+    """Two teams hold all that there is, and a thousand of their requests wait."""
+    submissions = [
+        {"requester": rng.choice((ODD, "research")), "gpus": rng.choice((1, 1, 2)), "lease_s": 0}
+        for rng in [random.Random(4)]
+        for _ in range(QUEUED + 40)
+    ]
+    tickets = await asyncio.to_thread(live.client.submit_many, submissions)
+    await page.until(f"(poolsPage.shown().pools.main?.waiting ?? 0) >= {QUEUED}")
+    return tickets
+
+
+async def stays_smooth(live: LivePools, page: Page, tickets: list[Any]) -> None:
+    """Changes under a queue of a thousand, as the page measures them from their arrival until they are painted."""
+    await page.until("document.querySelectorAll('.numbered tr').length > 5")
+    before = await page.evaluate("poolsPage.updates().length")
+    done = 0
+    ends_at = time.monotonic() + WAIT_S
+    while await page.evaluate("poolsPage.updates().length") < before + 20:
+        assert time.monotonic() < ends_at, "the page hears of nothing"
+        holding = [t for t in tickets if t.state == "allocated"]
+        for ticket in holding[:2]:
+            await asyncio.to_thread(ticket.release)
+            done += 1
+        await asyncio.sleep(0.3)
+    updates = (await page.evaluate("poolsPage.updates()"))[before:]
+    print(
+        f"{done} releases, updates: median {statistics.median(updates):.0f} ms, worst {max(updates):.0f} ms"
+    )
+    assert statistics.median(updates) < SMOOTH_MS, updates
+    assert await page.evaluate("document.querySelectorAll('.numbered tr').length") < 60, (
+        "only what is in sight"
+    )
+
+
+async def a_preemption_arrives(live: LivePools, page: Page) -> str:
+    """Seen as it happens, in the same document. Returns the request that others stop for."""
+    await page.evaluate("window.sameDocument = true")
+    ticket = live.client.submit(requester="vision", gpus=3, id="vision-1", lease_s=0)
+    await page.until("document.querySelector('.pool .bar .leaving') !== null")
+    await page.until("document.querySelector('.bar.next .nominated') !== null")
+    await page.until("document.querySelector('#told').textContent.includes('stops for vision-1')")
+    await page.until("document.querySelectorAll('.chart .told').length > 0")
+    assert "vision-1 of vision: a share was taken back" in await page.evaluate(
+        "document.querySelector('.preemptions').textContent"
+    )
+    await asyncio.to_thread(ticket.wait, WAIT_S)
+    await page.until("poolsPage.shown().pools.main.requesters.vision.held.gpu === 3")
+    await page.until("document.querySelector('.pool .bar .leaving') === null")
+    assert await page.evaluate("window.sameDocument"), "it was loaded anew"
+    return "vision-1"
+
+
+async def the_slider_shows_what_the_log_says(live: LivePools, page: Page) -> None:
+    """At the moment of the preemption and a little before, against `pools log main --at`."""
+    told = [at for at, event in live.events("pool:main") if isinstance(event, ev.Nominated)][-1]
+    for moment in (told, told - 1.5):
+        await page.evaluate(
+            f"(() => {{ const s = document.querySelector('#moment'); s.step = 'any'; s.value = {moment!r};"
+            " s.dispatchEvent(new Event('input')); })()"
+        )
+        shown = await page.until(
+            "poolsPage.shown().at !== null && poolsPage.shown().settled && poolsPage.shown()"
+        )
+        assert abs(shown["at"] - moment) < 0.01
+        command = [BIN / "pools", "log", "main", "--store", live.store, "--at", f"@{shown['at']!r}", "--json"]
+        said = subprocess.run(command, env=live.env, capture_output=True, text=True, timeout=120, check=True)
+        assert shown["pools"]["main"] == json.loads(said.stdout)
+        bar = await page.evaluate("document.querySelector('.pool .bar').getAttribute('aria-label')")
+        held = {team: use["held"]["gpu"] for team, use in shown["pools"]["main"]["requesters"].items()}
+        assert all(f"{team}: " in bar for team, amount in held.items() if amount)
+        assert "past" in await page.evaluate("document.documentElement.className")
+    await page.evaluate("document.querySelector('#back-to-now').click()")
+    await page.until("poolsPage.shown().at === null")
+
+
+async def a_request_has_its_story(live: LivePools, page: Page, id: str) -> None:
+    await page.evaluate("document.querySelector('.numbered a').click()")
+    text = await page.until(
+        "document.querySelector('#story').open && document.querySelector('#story .why')?.innerText"
+    )
+    assert "in the queue" in text
+    await page.key("Escape", 27)
+    await page.until("!document.querySelector('#story').open && location.hash === ''")
+    await page.evaluate(
+        f"(() => {{ document.querySelector('#find-id').value = '{id}';"
+        " document.querySelector('#find button').click(); })()"
+    )
+    text = await page.until("document.querySelector('#story .story')?.innerText")
+    assert "attempt 1 is nominated" in text
+    await page.evaluate("document.querySelector('#story .close').click()")
+
+
+@pytest.mark.ray
+def test_a_live_cluster_under_load(chromium: str, live: LivePools, tmp_path: Path) -> None:
+    pictures = Path(os.environ.get("RAY_POOLS_PICTURES", tmp_path / "pictures"))
+
+    async def story(url: str) -> None:
+        async with browser(chromium) as page:
+            await page.look(*WIDTHS[0])
+            await page.open(url)
+            await page.until("document.querySelectorAll('.pool').length === 2")
+            tickets = await queue_of_a_thousand(live, page)
+            await page.until(READY)
+            assert ODD in await page.evaluate("document.querySelector('.pool').innerText")
+            await stays_smooth(live, page, tickets)
+            id = await a_preemption_arrives(live, page)
+            await the_slider_shows_what_the_log_says(live, page)
+            await a_request_has_its_story(live, page, id)
+            await looks(page, pictures)
+            await named_controls(page)
+            no_trouble(page)
+
+    dashboard = Dashboard(live)
+    try:
+        asyncio.run(story(dashboard.url))
+    finally:
+        dashboard.close()
