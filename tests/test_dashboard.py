@@ -12,6 +12,7 @@ import json
 import random
 import re
 import socket
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -30,6 +31,7 @@ from ray_pools.cli.app import pools as command
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.system import System
+from ray_pools.dashboard import feed as feed_module
 from ray_pools.dashboard import history as history_module
 from ray_pools.dashboard import sources
 from ray_pools.dashboard.feed import Feed
@@ -372,6 +374,33 @@ def test_logs_that_cant_be_read_here_leave_the_present() -> None:
             assert (said["view"]["id"], said["trouble"]) == ("x", "the logs are elsewhere")
 
     asyncio.run(main())
+
+
+def test_the_present_does_not_wait_for_a_long_log(monkeypatch: pytest.MonkeyPatch, world: System) -> None:
+    store, go_on = kept(world), threading.Event()
+
+    class Slow(History):
+        def read(self) -> None:
+            assert go_on.wait(30.0)
+            super().read()
+
+    async def main() -> None:
+        monkeypatch.setattr(feed_module, "_LOGS_WAIT_S", 0.01)
+        feed = Feed(LiveSource(Actors()), lambda: Slow(store), 0.01)  # type: ignore[arg-type]
+        async with TestClient(TestServer(make_app(feed))) as client:
+            news = messages(client)
+            first = await anext(news)
+            assert (first["logs"]["trouble"], first["pool:a"]["held"]) == (
+                "the logs are being read",
+                {"gpu": 1},
+            )
+            go_on.set()
+            while "logs" not in (said := await anext(news)):
+                pass
+            assert (said["logs"]["trouble"], sorted(said["logs"]["rows"])) == ("", ["p", "q"])
+
+    asyncio.run(main())
+    forget(store)
 
 
 # --- live actors

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -21,6 +21,9 @@ log = logging.getLogger("ray_pools")
 
 EVERY_S = 0.5
 READERS_MAX = 100
+# The present does not wait longer than this for the past: a long log takes its time when it is read first.
+_LOGS_WAIT_S = 1.0
+_BEING_READ = {"rows": {}, "trouble": "the logs are being read"}
 Result = TypeVar("Result")
 
 
@@ -49,6 +52,8 @@ class Feed:
             name: ThreadPoolExecutor(1, f"dashboard {name}") for name in ("look", "logs", "story")
         }
         self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[dict[str, Any]] | None = None
+        self._logs: dict[str, Any] = _BEING_READ
 
     # --- in threads
 
@@ -84,6 +89,8 @@ class Feed:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+        if self._reading is not None:
+            await asyncio.wait({self._reading})
         if self.history is not None:
             await self.in_thread("logs", self.history.close)
         for thread in self._threads.values():
@@ -102,10 +109,10 @@ class Feed:
         """Asks once, and tells what is new."""
         if self.source.live:
             seen = await self.in_thread("look", self.source.look, None)
-            logs = await self.in_thread("logs", self._read_logs, list(seen["pools"]))
+            logs = await self._what_logs_say(list(seen["pools"]))
         else:
-            logs = await self.in_thread("logs", self._read_logs, [])
-            if self.history is None:
+            logs = await self._what_logs_say([])
+            if self.history is None or self._reading is not None:
                 seen = {"at": None, "namespace": "", "coordinator": {}, "pools": {}, "trouble": ""}
             else:
                 seen = await self.in_thread("logs", self.source.look, self.history)
@@ -124,6 +131,16 @@ class Feed:
                 self._put("at", to_json(at))  # that time goes on is no news by itself
                 self._changed.notify_all()
 
+    async def _what_logs_say(self, pools: list[str]) -> dict[str, Any]:
+        if self._reading is None:
+            run = self.in_thread("logs", self._read_logs, pools)
+            self._reading = asyncio.get_running_loop().create_task(run)
+        done, _ = await asyncio.wait({self._reading}, timeout=_LOGS_WAIT_S)
+        if done:
+            reading, self._reading = self._reading, None
+            self._logs = reading.result()
+        return self._logs
+
     def _put(self, part: str, text: str) -> None:
         if part not in self._parts or self._parts[part][1] != text:
             self._number += 1
@@ -136,7 +153,7 @@ class Feed:
         """No more readers."""
         return self._readers >= READERS_MAX
 
-    async def read(self, patience_s: float) -> AsyncIterator[str]:
+    async def read(self, patience_s: float) -> AsyncGenerator[str, None]:
         """What is new, each time as one JSON object of parts; "" where nothing was for a while."""
         self._readers += 1
         self._wanted.set()

@@ -146,8 +146,9 @@ async def _events(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
     await response.prepare(request)
     with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-        async for news in feed.read(KEEP_ALIVE_S):
-            await response.write(f"data: {news}\n\n".encode() if news else b": still here\n\n")
+        async with contextlib.aclosing(feed.read(KEEP_ALIVE_S)) as reader:
+            async for news in reader:
+                await response.write(f"data: {news}\n\n".encode() if news else b": still here\n\n")
     return response
 
 

@@ -38,7 +38,7 @@ function liveWindow() {
   const to = top().live ? now() : logs().to ?? now();
   const wanted = Number($("window").value);
   const first = logs().from ?? to - 3600;
-  return { from: wanted ? to - wanted : Math.min(first, to - 60), to };
+  return { from: Math.max(wanted ? to - wanted : -Infinity, Math.min(first, to - 60)), to };
 }
 
 function shownPools() {
@@ -217,7 +217,12 @@ document.addEventListener("keydown", (event) => {
 // --- a request
 
 function fromHash() {
-  const id = location.hash.startsWith("#request=") ? decodeURIComponent(location.hash.slice("#request=".length)) : "";
+  let id = "";
+  try {
+    if (location.hash.startsWith("#request=")) id = decodeURIComponent(location.hash.slice("#request=".length));
+  } catch {
+    // an address that somebody cut off
+  }
   if (id) story.show(id);
   else story.close();
 }

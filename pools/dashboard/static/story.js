@@ -4,9 +4,12 @@ import { ask } from "./stream.js";
 import { el, named } from "./dom.js";
 import { amounts, clock, duration } from "./words.js";
 
+const AGAIN_AFTER_MS = 1500;
+
 export class Story {
   #id = null;
   #asked = 0;
+  #waits = 0;
   #timer = null;
 
   constructor(dialog, closed) {
@@ -38,22 +41,24 @@ export class Story {
 
   /** Something changed: read again, but not all the time. */
   changed() {
-    if (this.#id !== null && this.#timer === null) {
-      this.#timer = setTimeout(() => {
-        this.#timer = null;
-        if (this.#id !== null) this.#ask();
-      }, 1500);
-    }
+    if (this.#id === null || this.#timer !== null || this.#waits > 0) return;
+    this.#timer = setTimeout(() => {
+      this.#timer = null;
+      if (this.#id !== null) this.#ask();
+    }, AGAIN_AFTER_MS);
   }
 
   async #ask() {
     const id = this.#id;
     const number = ++this.#asked;
     let content;
+    this.#waits++;
     try {
       content = this.#content(await ask("request", { id }));
     } catch (problem) {
       content = [el("p", { className: "trouble", role: "alert", text: problem.message })];
+    } finally {
+      this.#waits--;
     }
     if (this.#id === id && number === this.#asked) this.#frame(...content);
   }

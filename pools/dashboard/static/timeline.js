@@ -18,6 +18,7 @@ export class Timeline {
   #cut = false;
   #laid = []; // [grant, spans], kept until the grants change
   #laidFor = null;
+  #width = 0; // as the browser last said
   #told = null; // preemptions that were there when the page came; later ones are said aloud
 
   constructor(name, page) {
@@ -39,7 +40,10 @@ export class Timeline {
       const id = event.target.closest?.("[data-id]")?.dataset.id;
       if (id !== undefined) this.page.show(id);
     });
-    new ResizeObserver(() => this.draw()).observe(this.chart);
+    new ResizeObserver(([{ contentRect }]) => {
+      this.#width = contentRect.width;
+      this.draw();
+    }).observe(this.chart);
   }
 
   get grants() {
@@ -97,7 +101,7 @@ export class Timeline {
 
   /** Draws the window as it is now. */
   draw() {
-    const width = this.chart.clientWidth;
+    const width = this.#width;
     const key = this.page.keyOf(this.name);
     if (!width || key === null || key === undefined) return;
     const { from, to } = this.page.window();
