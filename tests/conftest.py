@@ -102,3 +102,17 @@ def aside() -> Iterator[Callable[..., Any]]:
     """Runs something in another thread; its future's result is the test's to ask for."""
     with ThreadPoolExecutor(4) as executor:
         yield executor.submit
+
+
+# --- a browser
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """A Chromium's program; installed where it may be, else whoever asks is skipped with the reason."""
+    from browser import find_chromium
+
+    program, why = find_chromium()
+    if not program:
+        pytest.skip(why)
+    return program

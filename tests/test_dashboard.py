@@ -1,8 +1,8 @@
 """The server behind the page of `pools dashboard` (docs/dashboard.md); the page itself: test_dashboard_page.py.
 
 Faults it stands for: a foreign name or another site's page that is served, an answer that a browser would run as code,
-a past that is another than `pools log --at` says, a grant in the chart that the log does not have, an update that is
-lost or sent for nothing, a page that keeps actors busy, a pool that does not answer and is shown as if it did.
+a past that is another than `pools log --at` says, a grant in the chart that the log does not have, a log that is
+kept in memory without end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import random
 import re
 import socket
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -31,14 +30,11 @@ from ray_pools.cli.app import pools as command
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.system import System
-from ray_pools.dashboard import feed as feed_module
 from ray_pools.dashboard import history as history_module
-from ray_pools.dashboard import sources
 from ray_pools.dashboard.feed import Feed
 from ray_pools.dashboard.history import History
 from ray_pools.dashboard.server import is_allowed_host, make_app
-from ray_pools.dashboard.sources import LiveSource, LogSource
-from ray_pools.errors import Unreachable
+from ray_pools.dashboard.sources import LogSource
 from ray_pools.log_tale import tale
 from ray_pools.log_view import state_at
 from ray_pools.store import open_reader, open_store
@@ -298,192 +294,6 @@ def test_a_bad_question_is_one_line_that_names_the_field(world: System, path: st
         assert re.match(r"(--at|moment|from|pool)\b", said["error"]), said
 
     run(kept(world), story)
-
-
-# --- what is new
-
-
-async def messages(client: Ask) -> AsyncIterator[dict[str, Any]]:
-    async with client.get("/api/events") as answer:
-        assert answer.content_type == "text/event-stream"
-        async for line in answer.content:
-            if line.startswith(b"data: "):
-                yield json.loads(line.removeprefix(b"data: "))
-
-
-def test_a_page_gets_all_at_first_and_then_what_changed(world: System) -> None:
-    store = kept(world)
-
-    async def story(client: Ask) -> None:
-        news = messages(client)
-        first = await anext(news)
-        assert set(first) == {"pool:p", "pool:q", "top", "logs", "at"}
-        assert (first["top"]["pools"], first["top"]["live"]) == (["p", "q"], False)
-        writer = open_store(store, "pool:q")
-        writer.open()
-        seq = writer.head()[1]
-        writer.append(
-            [(500.0, ev.pack(ev.Queued("new", 1, True, "b", [["gpu", 9]], True, 999, 500.0, 0.0, {})))], seq
-        )
-        second = await anext(news)
-        assert set(second) == {"pool:q", "logs", "at"}, "pool p is as it was"
-        assert "new" in {item["id"] for item in second["pool:q"]["queue"]}
-        assert second["logs"]["rows"]["q"] == seq + 1
-        other = await anext(messages(client))
-        assert set(other) == set(first)
-        assert other["pool:q"] == second["pool:q"]
-
-    run(store, story)
-
-
-def test_nobody_is_asked_while_nobody_looks(world: System) -> None:
-    store = kept(world)
-    looks: list[int] = []
-
-    class Counting(LogSource):
-        def look(self, history: History | None) -> dict[str, Any]:
-            looks.append(1)
-            return super().look(history)
-
-    async def main() -> None:
-        feed = Feed(Counting(), lambda: History(store), every_s=0.001)
-        async with TestClient(TestServer(make_app(feed))) as client:
-            for _ in range(20):
-                await client.get("/")
-            assert looks == []
-            await anext(messages(client))
-            assert looks
-            assert not feed.is_full
-
-    asyncio.run(main())
-    forget(store)
-
-
-def test_logs_that_cant_be_read_here_leave_the_present() -> None:
-    def open_history() -> History:
-        raise Unreachable("the logs are elsewhere")
-
-    async def main() -> None:
-        async with TestClient(TestServer(make_app(Feed(LiveSource(Actors()), open_history, 0.01)))) as client:  # type: ignore[arg-type]
-            first = await anext(messages(client))
-            assert first["logs"] == {"trouble": "the logs are elsewhere"}
-            assert first["pool:a"]["held"] == {"gpu": 1}
-            answer = await client.get("/api/at", params={"moment": "@5"})
-            assert (answer.status, await answer.json()) == (503, {"error": "the logs are elsewhere"})
-            said = await (await client.get("/api/request", params={"id": "x"})).json()
-            assert (said["view"]["id"], said["trouble"]) == ("x", "the logs are elsewhere")
-
-    asyncio.run(main())
-
-
-def test_the_present_does_not_wait_for_a_long_log(monkeypatch: pytest.MonkeyPatch, world: System) -> None:
-    store, go_on = kept(world), threading.Event()
-
-    class Slow(History):
-        def read(self) -> None:
-            assert go_on.wait(30.0)
-            super().read()
-
-    async def main() -> None:
-        monkeypatch.setattr(feed_module, "_LOGS_WAIT_S", 0.01)
-        feed = Feed(LiveSource(Actors()), lambda: Slow(store), 0.01)  # type: ignore[arg-type]
-        async with TestClient(TestServer(make_app(feed))) as client:
-            news = messages(client)
-            first = await anext(news)
-            assert (first["logs"]["trouble"], first["pool:a"]["held"]) == (
-                "the logs are being read",
-                {"gpu": 1},
-            )
-            go_on.set()
-            while "logs" not in (said := await anext(news)):
-                pass
-            assert (said["logs"]["trouble"], sorted(said["logs"]["rows"])) == ("", ["p", "q"])
-
-    asyncio.run(main())
-    forget(store)
-
-
-# --- live actors
-
-
-class Actors:
-    """What a client of two pools says."""
-
-    namespace = "ns"
-
-    def __init__(self) -> None:
-        self.seqs = {"coordinator": 1, "a": 1, "b": 1}
-        self.away: set[str] = set()
-        self.asked: list[tuple[str, str]] = []
-
-    def coordinator(self, op: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append(("coordinator", op["op"]))
-        if "coordinator" in self.away:
-            raise Unreachable("nobody is there")
-        return {"seq": self.seqs["coordinator"], "now": 7.0, "pools": ["a", "b"]}
-
-    def ask_pools(self, pools: list[str], op: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        self.asked += [(pool, op["op"]) for pool in pools]
-        return {
-            pool: {"unreachable": "gone"}
-            if pool in self.away
-            else {"seq": self.seqs[pool], "held": {"gpu": 1}}
-            for pool in pools
-        }
-
-    def get(self, id: str) -> dict[str, Any]:
-        return {"id": id}
-
-    def explain(self, id: str) -> dict[str, Any]:
-        return {}
-
-    def statuses(self) -> list[str]:
-        found = [who for who, op in self.asked if op == "status"]
-        self.asked.clear()
-        return found
-
-
-def test_actors_are_asked_for_all_only_when_they_have_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(sources.time, "monotonic", lambda: now[0])
-    actors = Actors()
-    source = LiveSource(actors)  # type: ignore[arg-type]
-    source.look(None)
-    assert actors.statuses() == ["coordinator", "a", "b"]
-    now[0] += 1.0
-    source.look(None)
-    assert actors.statuses() == []
-    actors.seqs["b"] = 2
-    source.look(None)
-    assert actors.statuses() == ["b"]
-    now[0] += 10.0
-    source.look(None)
-    assert actors.statuses() == ["coordinator", "a", "b"], "graces run down without an event"
-
-
-def test_an_actor_that_answers_slowly_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(sources.time, "monotonic", lambda: now[0])
-    asked = sources._Asked()
-    assert asked.is_due(1, now[0])
-    asked.keep({"seq": 1}, 100.0, 101.0)  # it took a second
-    assert not asked.is_due(2, 110.0)
-    assert asked.is_due(2, 101.0 + 1.0 / sources.BUSY_SHARE)
-
-
-def test_what_does_not_answer_is_shown_as_it_was_with_a_word() -> None:
-    actors = Actors()
-    source = LiveSource(actors)  # type: ignore[arg-type]
-    source.look(None)
-    actors.away = {"b"}
-    said = source.look(None)
-    assert said["pools"]["b"] == {"seq": 1, "held": {"gpu": 1}, "unreachable": "gone"}
-    assert "unreachable" not in said["pools"]["a"]
-    actors.away = set()
-    assert "unreachable" not in source.look(None)["pools"]["b"]
-    actors.away = {"coordinator"}
-    said = source.look(None)
-    assert (said["trouble"], sorted(said["pools"])) == ("nobody is there", ["a", "b"])
 
 
 # --- the command
