@@ -30,7 +30,7 @@ from test_cli_live import Place
 from ray_pools import keys, local_processes
 from ray_pools.core.access import key_hash
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 RULES = Path(__file__).parent / "scenarios" / "rules.yaml"
 KEY, OPERATOR_KEY = keys.new_key(), keys.new_key()
@@ -96,7 +96,6 @@ def test_who_holds_and_who_may(place: Place) -> None:
         assert secret not in log + place.pools("status", "--json")
 
 
-@pytest.mark.slow  # a dozen commands
 def test_keys_from_files_and_an_operators_word(place: Place) -> None:
     key, operator_key = place.folder / "key", place.folder / "operator"
     key.write_text(KEY + "\n")
@@ -118,7 +117,6 @@ def test_keys_from_files_and_an_operators_word(place: Place) -> None:
     assert operator.json("up", "pools.yaml")["changes"] == 1
 
 
-@pytest.mark.slow  # six commands and jobs
 def test_commands_and_jobs_of_a_requester_with_a_key(place: Place, tmp_path: Path) -> None:
     """The right key works; a wrong one or none is refused in one line, and nothing runs. A job reads it from FILE."""
     key, wrong, ran = tmp_path / "key", tmp_path / "wrong", tmp_path / "ran"
@@ -139,7 +137,6 @@ def test_commands_and_jobs_of_a_requester_with_a_key(place: Place, tmp_path: Pat
     assert KEY not in place.run("ray", "job", "list").stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "env",
     [
@@ -162,7 +159,6 @@ def test_whom_ray_refuses_hears_it_in_one_line(place: Place, env: dict[str, str]
     assert "refused this process" in stranger.run("python", "-c", PREAMBLE + code).stdout
 
 
-@pytest.mark.slow
 def test_the_other_commands_work_with_authentication_and_say_so_in_one_line_without(
     place: Place, tmp_path: Path
 ) -> None:
@@ -208,25 +204,21 @@ def test_the_other_commands_work_with_authentication_and_say_so_in_one_line_with
         assert "refused this process" in done.stderr or "uthenticat" in done.stderr
 
 
-@pytest.mark.slow
 def test_cancel_and_release_in_every_state(place: Place) -> None:
     """docs/protocol.md, "In every state": on live actors, each state by events."""
     driver(place, STATES)
 
 
-@pytest.mark.slow
 def test_a_requester_may_have_ten_thousand_waiting_and_no_more(place: Place) -> None:
     driver(place, FULL)
 
 
-@pytest.mark.slow
 def test_a_process_with_ray_client_hears_what_to_do_and_its_tasks_may_have_slots(place: Place) -> None:
     (note,) = (place.folder / "state" / "local").glob("*.json")
     cluster = json.loads((Path(json.loads(note.read_text())["directory"]) / "cluster.json").read_text())
     driver(place, RAY_CLIENT % cluster["ports"]["client"])
 
 
-@pytest.mark.slow
 def test_an_address_of_a_ray_client_is_told_what_to_do(place: Place) -> None:
     done = Place(place.folder, {**place.env, "RAY_ADDRESS": "ray://127.0.0.1:1"}).run(
         "pools", "status", code=2
@@ -235,7 +227,6 @@ def test_an_address_of_a_ray_client_is_told_what_to_do(place: Place) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_another_protocol_is_one_clear_error_at_every_entrance(place: Place) -> None:
     driver(place, SKEWED)
     code = "import sys; from ray_pools import wire; wire.PROTOCOL = 7; from ray_pools.cli.app import pools; pools()"
@@ -244,7 +235,6 @@ def test_another_protocol_is_one_clear_error_at_every_entrance(place: Place) -> 
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_driver_of_another_release_with_the_same_protocol_works(
     place: Place, tmp_path: Path, release: str
@@ -252,7 +242,6 @@ def test_a_driver_of_another_release_with_the_same_protocol_works(
     driver(place, OTHER_CODE, PYTHONPATH=str(other_release(tmp_path, release)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_actors_of_another_release_serve_this_one_and_go_on_as_this_one(
     place: Place, tmp_path: Path, release: str
@@ -283,7 +272,6 @@ def test_actors_of_another_release_serve_this_one_and_go_on_as_this_one(
     here.pools("down")
 
 
-@pytest.mark.slow
 def test_a_job_of_ray_with_authentication(place: Place) -> None:
     dashboard = place.json("up", "pools.yaml")["dashboard"]
     env = {name: value for name, value in place.env.items() if name != "RAY_ADDRESS"}

@@ -21,7 +21,7 @@ from live_pools import WAIT_S, LivePools, Process, live_pools
 import ray_pools as pools
 from ray_pools.core import records as ev
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 CONFIG = """
 pools:
@@ -133,10 +133,7 @@ def in_job(live: LivePools, tmp_path: Path) -> Iterator[Callable[[], tuple[str, 
         jobs.stop_job(job)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["driver", pytest.param("actor", marks=pytest.mark.slow), pytest.param("task", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("kind", ["driver", "actor", "task"])
 def test_what_a_killed_process_held_is_granted_to_the_next(live: LivePools, start: Start, kind: str) -> None:
     """An actor and a task die alone here: the driver that started them lives on."""
     process = start(kind)
@@ -148,7 +145,6 @@ def test_what_a_killed_process_held_is_granted_to_the_next(live: LivePools, star
     free(waiter, *others)
 
 
-@pytest.mark.slow
 def test_what_the_killed_driver_of_a_submitted_job_held_is_granted_to_the_next(
     live: LivePools, in_job: Callable[[], tuple[str, int]]
 ) -> None:
@@ -160,7 +156,6 @@ def test_what_the_killed_driver_of_a_submitted_job_held_is_granted_to_the_next(
     free(waiter, *others)
 
 
-@pytest.mark.slow
 def test_what_a_process_held_that_ended_by_itself_is_granted_at_once(live: LivePools, start: Start) -> None:
     process = start("driver")
     id, _ = taken(process)
@@ -171,7 +166,6 @@ def test_what_a_process_held_that_ended_by_itself_is_granted_at_once(live: LiveP
     free(waiter, *others)
 
 
-@pytest.mark.slow
 def test_a_stopped_process_loses_its_slot_by_its_lease_and_learns_of_it(
     live: LivePools, start: Start
 ) -> None:
@@ -189,7 +183,6 @@ def test_a_stopped_process_loses_its_slot_by_its_lease_and_learns_of_it(
     free(waiter, *others)
 
 
-@pytest.mark.slow
 def test_who_lives_keeps_its_slot(live: LivePools, start: Start) -> None:
     """A detached actor whose job is over, and a driver that left its cluster and came back, both outlast a look at
     Ray's tables that finds another process dead."""
@@ -214,7 +207,6 @@ def test_who_lives_keeps_its_slot(live: LivePools, start: Start) -> None:
     free(waiter, another, last, *others)
 
 
-@pytest.mark.slow
 def test_what_a_process_on_a_dead_node_held_is_granted_to_the_next(live: LivePools, start: Start) -> None:
     """Ray calls a node dead whose raylet it has not heard of for seconds: until then nobody can know."""
     process = start("away")

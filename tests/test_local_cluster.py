@@ -127,6 +127,7 @@ with LocalCluster({}, dashboard=False) as cluster:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_private_cluster_ends_with_a_starter_that_is_killed() -> None:
     """Fault: SIGKILL of a demo, a replay or a test. Nobody else knows of its cluster."""

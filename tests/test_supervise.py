@@ -140,8 +140,14 @@ def test_a_command_that_can_not_start_says_why(tmp_path: Path) -> None:
 
 
 def test_signals_are_as_a_shell_has_them() -> None:
-    """Python ignores SIGPIPE, and an ignored signal is inherited."""
-    said, _ = output_of("yes | head -n 1; trap; grep SigIgn /proc/self/status; grep SigBlk /proc/self/status")
+    """Python ignores SIGPIPE, and who started Ray may have ignored others: an ignored signal is inherited."""
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        said, _ = output_of(
+            "yes | head -n 1; trap; grep SigIgn /proc/self/status; grep SigBlk /proc/self/status"
+        )
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     masks = [int(line.split()[1], 16) for line in said.splitlines() if line.startswith("Sig")]
     assert masks == [0, 0]
 

@@ -272,8 +272,10 @@ def _become(spec: dict[str, Any], parent: int, failure: int) -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before that
             os._exit(NOT_STARTED)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that is inherited
-            signal.signal(number, signal.SIG_DFL)
+        # what is ignored is inherited: two by Python's own doing, others by whatever started Ray here
+        for number in signal.valid_signals():
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         if spec.get("cwd"):
