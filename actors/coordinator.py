@@ -18,7 +18,7 @@ from ray_pools.actors.peer import BEAT_S, PeerCaller, answer_to, beat_after_s, m
 from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.actors.shell import Deferred, Later, Shell
 from ray_pools.actors.views import config_of, view_of
-from ray_pools.core import access, commands, holders, prewarm
+from ray_pools.core import access, commands, holders, picture, prewarm
 from ray_pools.core.bundles import validate_options
 from ray_pools.core.coordinator import Coordinator, CoordinatorStep
 from ray_pools.core.coordinator_state import CoordinatorState
@@ -216,6 +216,7 @@ class CoordinatorShell(Shell):
             "config": self._op_config,
             "change": self._op_change,
             "status": self._op_status,
+            "picture": lambda op: Later(lambda: picture.coordinator_picture(self.core)),
             "exchange": self._op_exchange,
             "declare_lost": self._op_declare_lost,
             "drain": self._op_drain,

@@ -12,6 +12,7 @@ from ray_pools.actors.shell import Later, Shell
 from ray_pools.core import explain, status
 from ray_pools.core.link import Message
 from ray_pools.core.meter import PoolMeter
+from ray_pools.core.picture import pool_picture
 from ray_pools.core.pool import BeginAnew, Place, Pool, Step, Unplace
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDING, HOLDING
@@ -165,6 +166,7 @@ class PoolShell(Shell):
             "exchange": self._op_exchange,
             "explain": self._op_explain,
             "status": self._op_status,
+            "picture": lambda op: Later(lambda: pool_picture(self.core)),
             "_placed": lambda op: self.core.placed(op["id"], op["k"], op["payload"] or {}),
             "_unplaced": lambda op: self.core.unplaced(op["id"], op["k"], str(op["payload"])),
             "_cleared": self._op_cleared,

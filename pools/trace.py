@@ -1,8 +1,8 @@
 """Job traces: rows of .csv or .csv.gz files as jobs to replay.
 
-Columns `submit_s,duration_s,gpus,requester` are needed, `priority` and `pool` are read where they are there and
-not blank, others are ignored. Rows stand in the order of their submission. A file is read row by row: memory
-holds the jobs, never the file's text; rows, line length and amounts are limited (`pools.limits`).
+Columns `submit_s,duration_s,gpus,requester` are needed; `priority`, `pool`, `mcpu` and `memory_mb` are read where
+they are there and not blank, others are ignored. Rows stand in the order of their submission. A file is read row by
+row: memory holds the jobs, never the file's text; rows, line length and amounts are limited (`pools.limits`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from .limits import (
 )
 
 NEEDED = ("submit_s", "duration_s", "gpus", "requester")
-OPTIONAL = ("priority", "pool")
+OPTIONAL = ("priority", "pool", "mcpu", "memory_mb")
+
+_DIGITS_MAX = 20
 
 
 class TraceJob(NamedTuple):
@@ -40,6 +42,8 @@ class TraceJob(NamedTuple):
     requester: str
     priority: int = 0
     pool: str = ""
+    mcpu: int = 0
+    memory_mb: int = 0
 
 
 def read_trace(path: str | Path, limit: int | None = None) -> list[TraceJob]:
@@ -84,6 +88,7 @@ def _rows(text: IO[str], name: str) -> Iterator[TraceJob]:
     columns: dict[str, int] | None = None
     width = 0
     row_count, submit_before_s = 0, 0.0
+    names: set[str] = set()
     while True:
         try:
             cells = next(reader, None)
@@ -105,7 +110,7 @@ def _rows(text: IO[str], name: str) -> Iterator[TraceJob]:
         row_count += 1
         if row_count > TRACE_MAX_ROWS:
             raise BadInput("TRACE", f"row {row_count}", f"at most {TRACE_MAX_ROWS} rows", where)
-        job = _job(cells, columns, str(row_count), where)
+        job = _job(cells, columns, str(row_count), where, names)
         if job.submit_s < submit_before_s:
             expected = f"rows sorted by submit_s; the row before has {submit_before_s:g}"
             raise BadInput("submit_s", cells[columns["submit_s"]], expected, where)
@@ -137,43 +142,46 @@ def _columns(heading: list[str], where: str) -> dict[str, int]:
     return {column: names.index(column) for column in (*NEEDED, *OPTIONAL) if column in names}
 
 
-def _job(cells: list[str], columns: dict[str, int], row: str, where: str) -> TraceJob:
-    found = {column: cells[index].strip() for column, index in columns.items()}
-    requester, pool = found["requester"], found.get("pool", "")
-    for column, value in (("requester", requester), *((("pool", pool),) if pool else ())):
-        check_name(column, value, where)
+def _job(cells: list[str], columns: dict[str, int], row: str, where: str, names: set[str]) -> TraceJob:
+    def name(column: str) -> str:
+        value = cells[columns[column]].strip()
+        if value not in names:  # each is looked at once: a trace has many rows of few
+            names.add(check_name(column, value, where))
+        return value
+
+    def filled(column: str) -> bool:
+        return column in columns and not cells[columns[column]].isspace() and cells[columns[column]] != ""
+
+    def amount(column: str, low: int = 0, high: int = AMOUNT_MAX) -> int:
+        return _integer(column, cells[columns[column]].strip(), low, high, where)
+
     return TraceJob(
-        id=row,
-        submit_s=_seconds("submit_s", found["submit_s"], where),
-        duration_s=_seconds("duration_s", found["duration_s"], where),
-        gpus=_integer("gpus", found["gpus"], 0, AMOUNT_MAX, where),
-        requester=requester,
-        priority=_integer(
-            "priority", found.get("priority") or "0", -PRIORITY_ABS_MAX, PRIORITY_ABS_MAX, where
-        ),
-        pool=pool,
+        row,
+        _seconds("submit_s", cells[columns["submit_s"]].strip(), where),
+        _seconds("duration_s", cells[columns["duration_s"]].strip(), where),
+        amount("gpus"),
+        name("requester"),
+        amount("priority", -PRIORITY_ABS_MAX, PRIORITY_ABS_MAX) if filled("priority") else 0,
+        name("pool") if filled("pool") else "",
+        amount("mcpu") if filled("mcpu") else 0,
+        amount("memory_mb") if filled("memory_mb") else 0,
     )
 
 
 def _seconds(column: str, text: str, where: str) -> float:
-    expected = f"seconds, a number from 0 to {SECONDS_MAX}"
     try:
         value = float(text)
     except ValueError:
-        raise BadInput(column, text, expected, where) from None
-    if not math.isfinite(value) or not 0 <= value <= SECONDS_MAX:
-        raise BadInput(column, text, expected, where)
+        value = math.nan
+    if not 0 <= value <= SECONDS_MAX:
+        raise BadInput(column, text, f"seconds, a number from 0 to {SECONDS_MAX}", where)
     return value
 
 
 def _integer(column: str, text: str, low: int, high: int, where: str) -> int:
-    expected = f"an integer from {low} to {high}"
-    if not text.lstrip("+-").isascii() or not text.lstrip("+-").isdigit() or len(text) > 20:
-        raise BadInput(column, text, expected, where)
-    try:
+    digits = text[1:] if text[:1] in ("-", "+") else text
+    if digits.isascii() and digits.isdigit() and len(text) <= _DIGITS_MAX:
         value = int(text)
-    except ValueError:  # such as --1
-        raise BadInput(column, text, expected, where) from None
-    if not low <= value <= high:
-        raise BadInput(column, text, expected, where)
-    return value
+        if low <= value <= high:
+            return value
+    raise BadInput(column, text, f"an integer from {low} to {high}", where)

@@ -13,7 +13,7 @@ from typing import Any
 from ray_pools import wire
 from ray_pools.client import Client
 from ray_pools.client.transport import TryAgain
-from ray_pools.errors import PoolsError, Refused
+from ray_pools.errors import BadInput, PoolsError, Refused
 
 COORDINATOR = wire.coordinator_actor_name()
 FINAL = ("released", "rejected", "cancelled", "preempted", "expired")
@@ -211,6 +211,9 @@ class FakePools:
 
     def _op_status(self, op: dict[str, Any]) -> Any:
         return {"pools": ["a", "b"], "seq": self.seq}
+
+    def _op_picture(self, op: dict[str, Any]) -> Any:
+        raise BadInput("op", "picture", "one that this coordinator knows: it is of before")
 
     def _op_change(self, op: dict[str, Any]) -> Any:
         return {"version": 2}

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "down": ("ray_pools.cli.lifecycle:down", "Take the pools down; their logs stay."),
     "status": ("ray_pools.cli.status:status", "What is held, borrowed and waiting, per pool."),
     "submit": ("ray_pools.cli.requests:submit", "Ask for capacity."),
+    "would": ("ray_pools.cli.would:would", "What would become of a request, without submitting it."),
     "run": ("ray_pools.cli.run:run", "Run a command in a slot."),
     "job": ("ray_pools.cli.job:job", "Run a command in a slot, as a Ray job."),
     "release": ("ray_pools.cli.requests:release", "Give back what requests hold (as an operator)."),
@@ -47,6 +48,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "key": ("ray_pools.cli.key:key", "Keys of requesters and operators: make, hash, reset."),
     "scenario": ("ray_pools.cli.scenario:scenario", "Play scenario files: unit tests for policies."),
     "replay": ("ray_pools.cli.replay:replay", "Play a job trace through live pools."),
+    "simulate": (
+        "ray_pools.cli.simulate:simulate",
+        "Play a job trace through one or more configurations, in virtual time.",
+    ),
+    "advise": (
+        "ray_pools.cli.advise:advise",
+        "Advise shares for the teams of a trace; changes nothing.",
+    ),
     "demo": ("ray_pools.cli.demo:demo", "Queueing, borrowing, reclaim and scale-up, told live."),
 }
 """Name to module:attribute and what `pools --help` says of it, so that help loads none of them."""

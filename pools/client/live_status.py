@@ -81,7 +81,7 @@ class LiveStatus:
 
     def _asked(self) -> str:
         try:
-            return self._ticket.explain().line()
+            return self._ticket.explain(estimate=True).line()
         except PoolsError as problem:
             return str(problem)
 

@@ -21,6 +21,7 @@ from ..limits import (
     TOKEN_MIN_BYTES,
     check_integer,
     check_name,
+    check_seconds,
     lease_problem,
 )
 from ..settings import ResourceSettings, unknown_key
@@ -48,7 +49,7 @@ class Submission:
     mapping of gpus, cpus, memory, pool_resources; without amounts of its own the request is their sum. strategy: how
     bundles lie on nodes (PACK, SPREAD, STRICT_PACK, STRICT_SPREAD). placement: "none" for a grant that only counts. id:
     made when left out; the same id with the same content is the same request. token: the request's secret, made
-    when left out.
+    when left out. expected_run_s: how long it will hold its slot, for estimates of waits; nothing is decided by it.
     """
 
     requester: str
@@ -65,6 +66,7 @@ class Submission:
     placement: str | None = None
     id: str | None = None
     token: bytes | None = field(default=None, repr=False)
+    expected_run_s: float | None = None
 
     def __post_init__(self) -> None:
         check_name("requester", self.requester)
@@ -79,6 +81,8 @@ class Submission:
         check_integer("retries", self.retries, 0, RETRIES_MAX)
         if self.lease_s is not None and (expected := lease_problem(self.lease_s)) is not None:
             raise BadInput("lease_s", self.lease_s, expected)
+        if self.expected_run_s is not None:
+            check_seconds("expected_run_s", self.expected_run_s)
         if self.token is not None and not (
             isinstance(self.token, bytes) and TOKEN_MIN_BYTES <= len(self.token) <= TOKEN_MAX_BYTES
         ):
@@ -113,9 +117,14 @@ class Submission:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the request says about its placement."""
+        """What the request says about its placement, and how long it expects to run."""
         parts: list[dict[str, int]] = self._parts  # type: ignore[attr-defined]
-        said = {"bundles": parts or None, "strategy": self.strategy, "placement": self.placement}
+        said = {
+            "bundles": parts or None,
+            "strategy": self.strategy,
+            "placement": self.placement,
+            "expected_run_s": self.expected_run_s,
+        }
         return {name: value for name, value in said.items() if value is not None}
 
     @property
@@ -187,6 +196,7 @@ class RequestArguments(TypedDict, total=False):
     placement: str | None
     id: str | None
     token: bytes | None
+    expected_run_s: float | None
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadInput, Refused, SlotLost, SlotOver, WaitTimeout
+from ..errors import BadInput, PoolsError, Refused, SlotLost, SlotOver, WaitTimeout
 from ..limits import check_seconds
 from .background import Bell
 from .explanation import Explanation
@@ -89,15 +89,21 @@ class Ticket:
         self._apply(found)
         return self._view
 
-    def explain(self) -> Explanation:
+    def explain(self, *, estimate: bool = False) -> Explanation:
         """Why it waits: per pool that it queues in, what the pool says (state, cause, position, ...); as `str` one
-        sentence. When it was rejected, each pool's cause; empty in the other final states.
+        sentence. When it was rejected, each pool's cause; empty in the other final states. estimate: with `estimate_s`,
+        how long it will still wait as far as can be told (docs/simulation.md).
         """
         view = self.status()
         if view["state"] == "rejected":
             return Explanation(view, {pool: {"cause": why} for pool, why in view.get("causes", {}).items()})
         pools = [view["pool"]] if view["pool"] else view.get("pools", [])
-        return Explanation(view, {} if is_final(view) else self._client.explain(self.id, pools))
+        said = {} if is_final(view) else self._client.explain(self.id, pools)
+        if estimate and said and view["state"] == "queued":
+            with contextlib.suppress(PoolsError):  # actors of before can't say
+                estimate_s = self._client.estimates([self.id]).get(self.id)
+                said = {pool: {**each, "estimate_s": estimate_s} for pool, each in said.items()}
+        return Explanation(view, said)
 
     # --- waiting
 

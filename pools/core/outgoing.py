@@ -1,10 +1,11 @@
-"""What the coordinator tells a pool (docs/protocol.md, "Directives")."""
+"""What the coordinator tells a pool, and a pool of an attempt (docs/protocol.md, "Directives")."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from ray_pools.core.link import Message
+from ray_pools.core.queue import ENDED, ENDING, GRANTED, Attempt
 from ray_pools.core.requests import directive_item
 
 if TYPE_CHECKING:
@@ -38,3 +39,14 @@ def message_to(core: Coordinator, pool: str) -> Message:
         epoch,
         *(core.opened, link.epoch, link.head),
     )
+
+
+def news_of(attempt: Attempt) -> list[Any]:
+    """What the coordinator is told of an attempt: its state and, where there is more to say, the detail."""
+    if attempt.state == ENDED:
+        return ["ended", {"how": attempt.ended_as, "why": attempt.why}]
+    if attempt.state == GRANTED:
+        return ["granted", {}] if attempt.placed is None else ["placed", attempt.placed]
+    if attempt.state == ENDING:  # the grant before it is not news any more; its end will be
+        return ["ending", {}]
+    return [attempt.state, attempt.placed or {}]

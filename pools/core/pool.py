@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ray_pools.core import records as ev
 from ray_pools.core import walk
 from ray_pools.core.link import Link, Message, StalePeer, is_made_anew
+from ray_pools.core.outgoing import news_of
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDED, ENDING, GRANTED, NOMINATED, PREEMPTING, QUEUED, Attempt
 from ray_pools.core.walk import NO, PREEMPT, ROOM
@@ -190,6 +191,10 @@ class Pool:
         if message.to_epoch == self.epoch and message.bids_ack > self.bids_acked:
             self.bids_acked = message.bids_ack
             self.bids_due = {id: n for id, n in self.bids_due.items() if n > message.bids_ack}
+        self.work_in(items)
+
+    def work_in(self, items: list[list[Any]]) -> None:
+        """Directives, in order: what `exchange` does with those that it has not seen yet."""
         reconfigured = False
         for _, subject, kind, *rest in items:
             if kind == "configure":
@@ -213,7 +218,7 @@ class Pool:
         for id, seq in due:
             attempt = state.attempt(id)
             if attempt is not None and attempt.notice_seq:
-                items.append([seq, id, attempt.k, *_said(attempt)])
+                items.append([seq, id, attempt.k, *news_of(attempt)])
         bids = [[bid.number, id, *bid[1:]] for id in self.bids_due if (bid := self.bids.get(id)) is not None]
         return Message(
             "pool:" + self.name,
@@ -345,6 +350,8 @@ class Pool:
         state, now = self.state, self.now
         if state.config and state.config.min_runtime_s > 0 and state.queue.size:
             self._needs_walk = True  # another grant may have run for long enough
+        if not (state.paused or self.deadlines):
+            return
         for attempt in [a for a in state.paused.values() if a.not_before <= now]:
             del state.paused[attempt.id]
             state.join_queue(attempt)
@@ -485,14 +492,3 @@ class Pool:
             self._bid(bidder, PREEMPT, self.state.queue.kind(bidder).share)
         for attempt in list(self._unanswered.values()):
             self._bid(attempt, NO, False)
-
-
-def _said(attempt: Attempt) -> list[Any]:
-    """What the coordinator is told of an attempt: its state and, where there is more to say, the detail."""
-    if attempt.state == ENDED:
-        return ["ended", {"how": attempt.ended_as, "why": attempt.why}]
-    if attempt.state == GRANTED:
-        return ["granted", {}] if attempt.placed is None else ["placed", attempt.placed]
-    if attempt.state == ENDING:  # the grant before it is not news any more; its end will be
-        return ["ending", {}]
-    return [attempt.state, attempt.placed or {}]

@@ -219,6 +219,8 @@ class WaitQueue:
         self._entries += 1
         attempt.entry = self._entries
         heapq.heappush(kind.waiters, (attempt.age, attempt.entry, attempt))
+        if not kind.live:  # one that nobody waits in is not looked at
+            self._touched.add(attempt.requester)
         kind.live += 1
         if kind.rank is None or kind.rank[2] > attempt.age:
             self._changed[kind] = None
@@ -265,7 +267,7 @@ class WaitQueue:
             for requester in self._touched:
                 for kind in self._of.get(requester, ()):
                     need = kind.need
-                    if need is not None:
+                    if kind.live and need is not None:
                         kind.policy_cause = ledger.policy_cause(need, kind.use, kind.preemptible)
                         share = ledger.in_share(need, kind.use, kind.preemptible)
                         if share is not kind.share:

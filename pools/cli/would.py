@@ -1,0 +1,51 @@
+"""`pools would`: what would become of a request, without submitting it."""
+
+from __future__ import annotations
+
+import click
+
+from ray_pools.cli.command_options import pool_resources
+from ray_pools.cli.connection import cluster_options, connect, json_option
+from ray_pools.cli.output import print_json
+
+
+@click.command()
+@click.option("--requester", "-r", required=True, help="Who would ask: a name with a policy in some pool.")
+@click.option("--gpus", "-g", type=int, help="How many GPUs.")
+@click.option("--cpus", metavar="N", help="How many CPUs; fractions are allowed.")
+@click.option("--memory", metavar="SIZE", help="Memory, such as 16GiB.")
+@click.option("--resource", metavar="KEY=N", multiple=True, callback=pool_resources, help="Another resource.")
+@click.option("--non-preemptible", is_flag=True, help="Never to be stopped for others.")
+@cluster_options
+@json_option
+def would(
+    requester: str,
+    gpus: int | None,
+    cpus: str | None,
+    memory: str | None,
+    resource: dict[str, int],
+    non_preemptible: bool,
+    address: str | None,
+    namespace: str,
+    as_json: bool,
+) -> None:
+    """Say what would become of this request if it were submitted now: granted where, or waiting how long.
+
+    Nothing is submitted. Who would be stopped for it is named. Waits are estimated from how long what runs is expected
+    to run. Exit code 1 if it would be rejected.
+    """
+    with connect(address, namespace) as client:
+        found = client.would(
+            requester,
+            gpus=gpus,
+            cpus=cpus,
+            memory=memory,
+            pool_resources=resource or None,
+            preemptible=not non_preemptible,
+        )
+    if as_json:
+        print_json(found._asdict())
+    else:
+        click.echo(f"{requester} {found}")
+    if found.answer == "rejected":
+        raise click.exceptions.Exit(1)

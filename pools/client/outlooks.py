@@ -1,0 +1,76 @@
+"""The part of a Client that looks ahead: what would become of a request, and how long those that wait will wait.
+
+The actors give a picture of their states; the looking ahead is done here, by the simulator, and no actor waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from typing_extensions import Unpack
+
+from ..core.records import UnknownSnapshot
+from ..errors import PoolsError
+from ..limits import check_name
+from ..settings import ResourceSettings
+from ..simulate.outlook import Outlook, estimates, would
+from ..simulate.world import positive
+from .connection import Connection
+from .submission import RequestArguments, submission_of, takes_request_arguments
+
+Pictures = tuple[dict[str, Any], list[dict[str, Any]]]
+
+
+class Outlooks(Connection):
+    """Base of Client, and never anything else."""
+
+    @takes_request_arguments
+    def would(
+        self,
+        requester: str,
+        settings: ResourceSettings | None = None,
+        **arguments: Unpack[RequestArguments],
+    ) -> Outlook:
+        """What would become of this request if it were submitted now; nothing is submitted. As `submit` takes them.
+
+        As `str` one sentence. Who is granted or stopped at once is what the pools themselves would decide from where
+        they are; `wait_s` is an estimate (docs/simulation.md). Pools that don't answer are left out.
+
+        Raises:
+            BadInput: names the argument. PoolsError: the actors run another version of this package.
+            Unreachable: the coordinator can't be reached.
+        """
+        given = submission_of(requester, settings, arguments)
+        operation = given.operation("", b"")
+        coordinator, pools = self._pictures()
+        try:
+            return would(
+                coordinator,
+                pools,
+                requester,
+                positive(given.amounts),
+                preemptible=operation["preemptible"],
+                retries=given.retries,
+                expected_run_s=given.expected_run_s,
+            )
+        except UnknownSnapshot as problem:
+            raise PoolsError(f"the pools run another version of ray-pools: {problem}") from None
+
+    def estimates(self, ids: Iterable[str]) -> dict[str, float | None]:
+        """Id of a waiting request to the seconds that it will still wait, as estimated; None where nobody can say.
+
+        Requests that don't wait are not in it. Raises as `would`.
+        """
+        wanted = [check_name("id", id) for id in ids]
+        coordinator, pools = self._pictures()
+        try:
+            return estimates(coordinator, pools, wanted)
+        except UnknownSnapshot as problem:
+            raise PoolsError(f"the pools run another version of ray-pools: {problem}") from None
+
+    def _pictures(self) -> Pictures:
+        coordinator = self._coordinator({"op": "picture"})
+        names = [wire["name"] for wire in coordinator["pools"]]
+        answers = self.ask_pools(names, {"op": "picture"})
+        return coordinator, [answer for answer in answers.values() if "state" in answer]

@@ -1,0 +1,322 @@
+"""Pools in virtual time: their real cores, with a front that hands each request on at once.
+
+What decides is `ray_pools.core`: admission, the choice among pools, and each pool's ledger, queue, walk and victims.
+The front here is what is left of the coordinator where no message is late and nobody crashes: it numbers requests,
+opens their attempts, and opens the next one after a preemption. So an attempt costs a few function calls instead of six
+messages, and no event is encoded. `tests/test_simulate.py` compares it with a whole system (`ray_pools.core.system`),
+decision by decision, on random worlds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..core import records as ev
+from ..core.changes import raise_first
+from ..core.choice import best_pool
+from ..core.config_rules import PolicyConfig, PoolConfig
+from ..core.coordinator import Coordinator
+from ..core.coordinator_state import CoordinatorState
+from ..core.pool import Place, Pool, Unplace
+from ..core.pool_state import PoolState
+from ..core.records import Amounts
+
+# So many events of a pool are kept for a coordinator that is not there.
+_ACKNOWLEDGE_EVERY = 4096
+
+Listener = Callable[[str, list[Any]], None]
+
+
+class Request:
+    """A request on its way. `state`: queued until it is final; `asked`: what its holder wants of it, to end it."""
+
+    __slots__ = (
+        "age",
+        "asked",
+        "causes",
+        "fields",
+        "id",
+        "k",
+        "owner",
+        "pools",
+        "positive",
+        "preemptible",
+        "requester",
+        "retries",
+        "state",
+    )
+
+    def __init__(
+        self, id: str, requester: str, positive: Amounts, preemptible: bool, retries: int, age: int, at: float
+    ) -> None:
+        self.id, self.requester, self.positive = id, requester, positive
+        self.preemptible, self.retries, self.age = preemptible, retries, age
+        self.k = 0
+        self.pools: tuple[str, ...] = ()
+        self.owner = ""
+        self.state = "queued"
+        self.asked = ""
+        self.causes: dict[str, str] = {}
+        # as a directive has them (docs/protocol.md)
+        self.fields: list[Any] = [
+            requester,
+            [list(pair) for pair in positive],
+            preemptible,
+            age,
+            at,
+            0.0,
+            {},
+        ]
+
+
+class World:
+    """See the module's docstring. Verbs change what is asked for; `settle` lets the pools decide.
+
+    listener: hears each pool's events, in order. reopens: a request whose attempt is over and that has another one
+    goes there instead of being queued again at once; whoever takes it calls `open`. places: pools make placement
+    groups, as configured: effect brings them up and removes them. By default grants only count.
+    """
+
+    def __init__(
+        self,
+        pools: Mapping[str, PoolConfig],
+        policies: Iterable[PolicyConfig],
+        listener: Listener,
+        *,
+        now: float = 0.0,
+        places: bool = False,
+    ) -> None:
+        policies = list(policies)
+        raise_first(pools, policies)
+        self.now = now
+        self.listener = listener
+        self.reopens: Callable[[Request], None] | None = None
+        self.effect: Callable[[Pool, Any], None] = _at_once
+        self.requests: dict[str, Request] = {}
+        self.ages = 0
+        coordinator = Coordinator(CoordinatorState(), 1, now)
+        if not places:  # grants only count
+            pools = {name: pool._replace(placement=None) for name, pool in pools.items()}
+        changes: list[tuple[Any, ...]] = [("pool", pool, name + "#1") for name, pool in pools.items()]
+        coordinator.change([*changes, *(("policy", policy) for policy in policies)])
+        self.admit = coordinator.state.admit
+        self.pools = {name: Pool(name, PoolState(), 1, now) for name in sorted(pools)}
+        for name, pool in self.pools.items():
+            pool.exchange(coordinator.outgoing(name))
+            pool.take_step()
+        # pools where time alone makes victims of grants
+        self._timed = {name: pool.min_runtime_s > 0 for name, pool in pools.items()}
+        counts: dict[str, int] = {}
+        for policy in policies:
+            counts[policy.requester] = counts.get(policy.requester, 0) + 1
+        # else a pool walks by itself, to its end: without shared requests, and where nobody is stopped and queued again
+        # in the middle of a walk, that comes to the same, and is quicker
+        self._one_by_one = max(counts.values(), default=0) > 1 or any(p.grace_s <= 0 for p in pools.values())
+
+    # --- verbs
+
+    def submit(
+        self,
+        id: str,
+        requester: str,
+        positive: Amounts,
+        *,
+        preemptible: bool = True,
+        retries: int = 0,
+        age: int = 0,
+        submitted_at: float | None = None,
+    ) -> Request:
+        """A request enters (docs/rules.md 2 and 3). positive: its amounts above 0, by key. age: 0 for the next one."""
+        at = self.now if submitted_at is None else submitted_at
+        pools, causes = self.admit(requester, positive, preemptible)
+        if not pools:
+            request = Request(id, requester, positive, preemptible, retries, age, at)
+            request.state, request.causes = "rejected", causes
+            return request
+        self.ages = max(self.ages, age) if age else self.ages + 1
+        request = Request(id, requester, positive, preemptible, retries, age or self.ages, at)
+        self.requests[id] = request
+        self._open(request, pools)
+        return request
+
+    def open(self, request: Request) -> None:
+        """Its next attempt stands in every pool that admits it (sections 6 and 8)."""
+        pools, causes = self.admit(request.requester, request.positive, request.preemptible)
+        if pools:
+            self._open(request, pools)
+        else:
+            request.causes = causes
+            self._finish(request, "rejected")
+
+    def _open(self, request: Request, pools: tuple[str, ...]) -> None:
+        request.k += 1
+        request.pools = pools
+        alone = len(pools) == 1
+        request.owner = pools[0] if alone else ""
+        for name in pools:
+            self.pools[name].work_in([[0, request.id, "enqueue", request.k, alone, request.fields]])
+
+    def release(self, id: str) -> None:
+        """Its holder is done."""
+        self._ask(id, "release")
+
+    def stopped(self, id: str) -> None:
+        """The holder of a preempting grant has stopped."""
+        self._ask(id, "stopped")
+
+    def cancel(self, id: str) -> None:
+        """It is not wanted any more, in whatever state."""
+        self._ask(id, "cancel")
+
+    def end(self, id: str, how: str) -> None:
+        """release, cancel or expire (section 8)."""
+        self._ask(id, how)
+
+    def _ask(self, id: str, what: str) -> None:
+        request = self.requests.get(id)
+        if request is None:
+            return
+        if what != "stopped":
+            request.asked = what
+        if request.owner:
+            self.pools[request.owner].work_in([[0, id, "ask", request.k, what]])
+            return
+        for name in request.pools:
+            self.pools[name].work_in([[0, id, "close", request.k]])
+        self._finish(request, "cancelled")
+
+    # --- deciding
+
+    def set_time(self, now: float) -> None:
+        """It is `now`; it never was later."""
+        self.now = now
+        for pool in self.pools.values():
+            pool.set_time(now)
+
+    def settle(self) -> None:
+        """Deadlines, then the walk: grants while there are any, else one preemption, and all anew (section 5)."""
+        while True:
+            for pool in self.pools.values():
+                pool.tick()
+            self._hear()
+            if self._one_by_one:
+                if not (self._grant_one() or self._preempt_one()):
+                    return
+            else:
+                for pool in self.pools.values():
+                    pool.walk()
+                if not self._hear():
+                    return
+
+    def next_event_at(self) -> float | None:
+        """When time alone could change something."""
+        found = None
+        for name, pool in self.pools.items():
+            if self._timed[name] or pool.deadlines or pool.state.paused:
+                at = pool.next_event_at()
+                if at is not None and (found is None or at < found):
+                    found = at
+        return found
+
+    def _hear(self) -> bool:
+        """What the pools did. True if something was queued again by it."""
+        again = False
+        for name, pool in self.pools.items():
+            while pool.events:
+                events, pool.events = pool.events, []
+                self.listener(name, events)
+                for event in events:
+                    if type(event) is ev.Ended:
+                        again |= self._ended(name, event)
+                if pool.effects:
+                    effects, pool.effects = pool.effects, []
+                    for effect in effects:
+                        self.effect(pool, effect)
+            if pool.state.seq - pool.link.acked > _ACKNOWLEDGE_EVERY:
+                pool.link.acknowledge(pool.state.seq)
+                pool.state.apply(ev.Peer("coordinator", 0, 0, 0, pool.state.seq), self.now)
+        return again
+
+    def _ended(self, name: str, event: ev.Ended) -> bool:
+        """An attempt is over: the next one opens, or the request is final (section 8)."""
+        request = self.requests.get(event.id)
+        if request is None or request.owner != name or request.k != event.k:
+            return False  # of a pool that did not get it
+        if request.asked:
+            self._finish(request, _ASKED[request.asked])
+        elif event.how == "stopped" and request.retries <= 0:
+            self._finish(request, "preempted")
+        elif event.how in ("stopped", "returned", "withdrawn"):
+            request.retries -= event.how == "stopped"
+            if self.reopens is None:
+                self.open(request)
+                return True
+            request.owner = ""
+            request.pools = ()
+            self.reopens(request)
+        else:
+            self._finish(request, event.how)
+        return False
+
+    def _finish(self, request: Request, state: str) -> None:
+        request.state = state
+        self.requests.pop(request.id, None)
+
+    # --- requests that several pools may run: one decision at a time, in the order of section 5
+
+    def _grant_one(self) -> bool:
+        for pool in self.pools.values():
+            attempt = pool.first_grant()
+            if attempt is not None:
+                if attempt.owned:
+                    pool.start(attempt, None)
+                else:
+                    self._choose(attempt.id)
+                return True
+        return False
+
+    def _preempt_one(self) -> bool:
+        for pool in self.pools.values():
+            found = pool.first_preemption()
+            if found is not None:
+                attempt, victims = found
+                if attempt.owned:
+                    pool.start(attempt, victims)
+                else:
+                    self._choose(attempt.id)
+                return True
+        return False
+
+    def _choose(self, id: str) -> None:
+        """Each of its pools says what it could do, and the best one takes it (section 7)."""
+        request = self.requests[id]
+        answers: dict[str, tuple[str, bool]] = {}
+        for name in request.pools:
+            pool = self.pools[name]
+            attempt = pool.state.attempts[id]
+            answer, _ = pool.judge(attempt)
+            answers[name] = (answer, pool.state.queue.kind(attempt).share)
+        best = best_pool(request.pools, answers, ())
+        assert best is not None, f"nobody took {id}, answers {answers}"
+        request.owner = best
+        for name in request.pools:
+            if name != best:
+                self.pools[name].work_in([[0, id, "close", request.k]])
+        self.pools[best].work_in([[0, id, "take", request.k, request.fields]])
+
+
+_ASKED = {"release": "released", "cancel": "cancelled", "expire": "expired"}
+
+
+def _at_once(pool: Pool, effect: Any) -> None:
+    """Placement groups come and go without taking time."""
+    if isinstance(effect, Place):
+        pool.placed(effect.id, effect.k, {})
+    elif isinstance(effect, Unplace):
+        pool.gone(effect.id, effect.k)
+
+
+def positive(amounts: Mapping[str, int]) -> Amounts:
+    """Amounts as a request has them: those above 0, by key."""
+    return tuple(sorted((key, amount) for key, amount in amounts.items() if amount > 0))
