@@ -13,7 +13,7 @@ import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from .errors import MISSING, BadInput, shown
 from .limits import (
@@ -85,7 +85,7 @@ def _opened(path: str | Path) -> IO[str]:
 def _rows(text: IO[str], name: str) -> Iterator[TraceJob]:
     lines = _limited(text, name)
     reader = csv.reader(lines, strict=True)
-    columns: dict[str, int] | None = None
+    columns: _Columns | None = None
     width = 0
     row_count, submit_before_s = 0, 0.0
     names: set[str] = set()
@@ -113,7 +113,7 @@ def _rows(text: IO[str], name: str) -> Iterator[TraceJob]:
         job = _job(cells, columns, str(row_count), where, names)
         if job.submit_s < submit_before_s:
             expected = f"rows sorted by submit_s; the row before has {submit_before_s:g}"
-            raise BadInput("submit_s", cells[columns["submit_s"]], expected, where)
+            raise BadInput("submit_s", cells[columns.submit_s].strip(), expected, where)
         submit_before_s = job.submit_s
         yield job
 
@@ -130,7 +130,17 @@ def _limited(text: IO[str], name: str) -> Iterator[str]:
         yield line
 
 
-def _columns(heading: list[str], where: str) -> dict[str, int]:
+class _Columns(NamedTuple):
+    """Where in a row each column stands; `more`: those that need not be there."""
+
+    submit_s: int
+    duration_s: int
+    gpus: int
+    requester: int
+    more: tuple[tuple[str, int], ...]
+
+
+def _columns(heading: list[str], where: str) -> _Columns:
     names = [cell.strip() for cell in heading]
     for column in (*NEEDED, *OPTIONAL):
         if names.count(column) > 1:
@@ -139,33 +149,37 @@ def _columns(heading: list[str], where: str) -> dict[str, int]:
         if column not in names:
             expected = f"a column of the heading, which has {shown(', '.join(names))}"
             raise BadInput(column, MISSING, expected, where)
-    return {column: names.index(column) for column in (*NEEDED, *OPTIONAL) if column in names}
+    more = tuple((column, names.index(column)) for column in OPTIONAL if column in names)
+    submit_s, duration_s, gpus, requester = (names.index(column) for column in NEEDED)
+    return _Columns(submit_s, duration_s, gpus, requester, more)
 
 
-def _job(cells: list[str], columns: dict[str, int], row: str, where: str, names: set[str]) -> TraceJob:
-    def name(column: str) -> str:
-        value = cells[columns[column]].strip()
-        if value not in names:  # each is looked at once: a trace has many rows of few
-            names.add(check_name(column, value, where))
-        return value
-
-    def filled(column: str) -> bool:
-        return column in columns and not cells[columns[column]].isspace() and cells[columns[column]] != ""
-
-    def amount(column: str, low: int = 0, high: int = AMOUNT_MAX) -> int:
-        return _integer(column, cells[columns[column]].strip(), low, high, where)
-
+def _job(cells: list[str], columns: _Columns, row: str, where: str, names: set[str]) -> TraceJob:
+    requester = cells[columns.requester].strip()
+    if requester not in names:  # each is looked at once: a trace has many rows of few
+        names.add(check_name("requester", requester, where))
+    more = {}
+    for column, index in columns.more:
+        if (text := cells[index]) and (text := text.strip()):
+            more[column] = _more(column, text, where, names)
     return TraceJob(
         row,
-        _seconds("submit_s", cells[columns["submit_s"]].strip(), where),
-        _seconds("duration_s", cells[columns["duration_s"]].strip(), where),
-        amount("gpus"),
-        name("requester"),
-        amount("priority", -PRIORITY_ABS_MAX, PRIORITY_ABS_MAX) if filled("priority") else 0,
-        name("pool") if filled("pool") else "",
-        amount("mcpu") if filled("mcpu") else 0,
-        amount("memory_mb") if filled("memory_mb") else 0,
+        _seconds("submit_s", cells[columns.submit_s], where),
+        _seconds("duration_s", cells[columns.duration_s], where),
+        _integer("gpus", cells[columns.gpus].strip(), 0, AMOUNT_MAX, where),
+        requester,
+        **more,
     )
+
+
+def _more(column: str, text: str, where: str, names: set[str]) -> Any:
+    """What a column holds that need not be there."""
+    if column == "pool":
+        if text not in names:
+            names.add(check_name("pool", text, where))
+        return text
+    low, high = (-PRIORITY_ABS_MAX, PRIORITY_ABS_MAX) if column == "priority" else (0, AMOUNT_MAX)
+    return _integer(column, text, low, high, where)
 
 
 def _seconds(column: str, text: str, where: str) -> float:
@@ -174,7 +188,7 @@ def _seconds(column: str, text: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value <= SECONDS_MAX:
-        raise BadInput(column, text, f"seconds, a number from 0 to {SECONDS_MAX}", where)
+        raise BadInput(column, text.strip(), f"seconds, a number from 0 to {SECONDS_MAX}", where)
     return value
 
 

@@ -34,7 +34,7 @@ from ray_pools.store import open_store
 from ray_pools.trace import TraceJob
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-TRACES = Path(os.environ.get("RAY_POOLS_TRACES", "/nowhere"))
+TRACES = Path(os.environ.get("RAY_POOLS_TRACES") or EXAMPLES.parent.parent / "shared" / "traces")
 Decision = tuple[float, str, tuple[Any, ...]]
 World = tuple[dict[str, PoolConfig], list[PolicyConfig]]
 

@@ -254,6 +254,7 @@ class _Player:
                 "requester": job.trace.requester,
                 "gpus": job.trace.gpus,
                 "retries": self._retries,
+                "expected_run_s": job.left_s,
                 "id": f"replay-{self._run_id}-{job.trace.id}",
             }
             for job in due

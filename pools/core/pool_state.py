@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgpack
@@ -84,8 +84,12 @@ class PoolState:
 
     def in_order(self) -> list[Attempt]:
         """All that waits here, in the order of the queue (docs/rules.md section 5)."""
+        return self.sort(self.waiting())
+
+    def sort(self, waiting: Iterable[Attempt]) -> list[Attempt]:
+        """These waiters, in that order."""
         keyed = []
-        for attempt in self.waiting():
+        for attempt in waiting:
             policy = self.policies.get(attempt.requester)
             use = self.ledger.uses[attempt.requester]
             named = attempt.state == NOMINATED

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from ray_pools.core import quota
 from ray_pools.core.pool_state import PoolState
-from ray_pools.core.queue import NOMINATED, Attempt, Kind
+from ray_pools.core.queue import Attempt, Kind
 from ray_pools.core.victims import Asker, find_victims
 
 # What a pool answers for one waiter.
@@ -73,6 +73,8 @@ def first_preemption(
     state: PoolState, now: float, asking: list[tuple[Kind, str]]
 ) -> tuple[Attempt, list[Attempt]] | None:
     """The first of these, in order, that fits once others are stopped, and these others."""
+    if not asking:
+        return None
     lowest, borrowers = state.lowest_borrower()
     for kind, cause in asking:
         if not (kind.share or (borrowers and kind.priority > lowest)):
@@ -133,4 +135,4 @@ def _behind_its_own_kind(state: PoolState, now: float, kind: Kind, attempt: Atte
 def _nominated_in_order(state: PoolState) -> list[Attempt]:
     if len(state.nominated) == 1:
         return list(state.nominated.values())
-    return [a for a in state.in_order() if a.state == NOMINATED]
+    return state.sort(state.nominated.values())

@@ -197,8 +197,9 @@ class World:
     def settle(self) -> None:
         """Deadlines, then the walk: grants while there are any, else one preemption, and all anew (section 5)."""
         while True:
-            for pool in self.pools.values():
-                pool.tick()
+            for name, pool in self.pools.items():
+                if pool.deadlines or pool.state.paused or self._timed[name]:
+                    pool.tick()
             self._hear()
             if self._one_by_one:
                 if not (self._grant_one() or self._preempt_one()):
