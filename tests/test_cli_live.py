@@ -202,10 +202,7 @@ def test_a_wait_that_is_terminated_says_that_the_request_stays(operator: Place) 
     finally:
         waiting.kill()
         waiting.wait()
-    assert said.splitlines() == [
-        "request stays waits on: `pools cancel stays` ends it",
-        "pools: error: terminated",
-    ]
+    assert said == "pools: error: terminated: request stays waits on: `pools cancel stays` ends it\n"
     assert waiting.returncode == 143
     assert [view["state"] for view in operator.json("release", "stays", "blocks")] == [
         "cancelled",

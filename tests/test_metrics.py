@@ -27,6 +27,7 @@ from test_shells import Shells
 from ray_pools.actors import metrics as actor_metrics
 from ray_pools.actors import shell as shell_module
 from ray_pools.actors.metrics import MetricsFeed, RaySink, ready_on
+from ray_pools.core import meter as meter_module
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.coordinator_state import CoordinatorState
@@ -179,6 +180,17 @@ def test_the_oldest_request_that_waits_is_timed_from_its_submission() -> None:
     world.advance(30.0)
     meter = PoolMeter("p", world.pools["p"].state)
     assert of("pools_oldest_pending_seconds", meter.take(world.now)) == {("p",): 30.0}
+
+
+def test_one_that_waits_for_ever_does_not_keep_all_that_passed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meter_module, "_QUEUE_SLACK", 5)
+    meter = PoolMeter("p", PoolState())
+    meter.hear([ev.Queued("old", 1, True, "a", [["gpu", 9]], True, 0, 1.0, 0.0, {})], 1.0)
+    for number in range(40):
+        queued = ev.Queued(f"r{number}", 1, True, "a", [["gpu", 1]], True, number, 2.0, 0.0, {})
+        meter.hear([queued, ev.Granted(queued.id, 1), ev.Ended(queued.id, 1, "released", "")], 2.0)
+        assert of("pools_oldest_pending_seconds", meter.take(11.0)) == {("p",): 10.0}
+        assert len(meter._queue) < 10
 
 
 def test_a_stranger_makes_no_series_and_the_many_share_one() -> None:

@@ -7,6 +7,7 @@ counters, and its gauges where the state is.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from ray_pools.core.victims import reason
 
 WAITING, HOLDS = "waiting", "holding"
 
+_QUEUE_SLACK = 1000
 _SHOWN = {"granted": "allocated", "placed": "allocated", "preempting": "preempting", "nominated": "queued"}
 _STATES = ("allocated", "preempting", "queued")
 _BY_WHY = {
@@ -55,10 +57,6 @@ class _Known:
         self.booked = False
         self.holds = self.preempting = False
 
-    @property
-    def nominated(self) -> bool:
-        return self.booked and not self.holds
-
 
 class PoolMeter:
     """The metrics of one pool. `state` is only read, and only by the constructor."""
@@ -73,8 +71,7 @@ class PoolMeter:
         self._policies.update(state.policies)
         for attempt in state.attempts.values():
             since = attempt.submitted_at if attempt.k == 1 else None
-            known = _Known(attempt.requester, attempt.amounts, attempt.preemptible, since)
-            self._known[attempt.id] = known
+            known = self._add(attempt.id, attempt.requester, attempt.amounts, attempt.preemptible, since)
             if attempt.state in HOLDING:
                 self._grant(known, attempt.granted_at)
                 if attempt.state in (PREEMPTING, ENDING):
@@ -83,6 +80,14 @@ class PoolMeter:
                 self._nominate(known)
 
     def _begin(self) -> None:
+        # kept and never summed anew: a queue of thousands costs nothing to tell of
+        self._pending: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
+        # (requester, key) -> amount
+        self._nominations: Counter[tuple[str, str]] = Counter()
+        self._preempted: Counter[tuple[str, str]] = Counter()
+        # (since when it queues, its id), the oldest first; some that wait no more stand here too
+        self._queue: list[tuple[float, str]] = []
         self._version = 0
         self._capacity: dict[str, int] = {}
         self._policies: dict[str, PolicyConfig] = {}
@@ -107,7 +112,16 @@ class PoolMeter:
         amounts = tuple((key, amount) for key, amount in event.amounts)
         since = event.submitted_at if event.k == 1 else at
         self._drop(event.id)
-        self._known[event.id] = _Known(event.requester, amounts, event.preemptible, since)
+        self._add(event.id, event.requester, amounts, event.preemptible, since)
+
+    def _add(
+        self, id: str, requester: str, amounts: Amounts, preemptible: bool, since: float | None
+    ) -> _Known:
+        known = self._known[id] = _Known(requester, amounts, preemptible, since)
+        self._pending[requester] += 1
+        if since is not None:
+            heapq.heappush(self._queue, (since, id))
+        return known
 
     def _granted(self, event: ev.Granted, at: float) -> None:
         known = self._known.get(event.id)
@@ -120,10 +134,19 @@ class PoolMeter:
             self.samples.observe("pools_wait_seconds", max(at - known.since, 0.0), self.pool, label)
 
     def _grant(self, known: _Known, at: float) -> None:
-        if not known.booked:
-            self._nominate(known)
+        if known.booked:
+            self._count(self._nominations, known, -1)
+        else:
+            self._ledger.book(known.requester, known.amounts, known.preemptible)
         self._ledger.hold(known.amounts, known.preemptible)
-        known.holds, known.granted_at = True, at
+        self._pending[known.requester] -= 1
+        self._running[known.requester] += 1
+        known.booked, known.holds, known.granted_at = True, True, at
+
+    @staticmethod
+    def _count(amounts: Counter[tuple[str, str]], known: _Known, sign: int) -> None:
+        for key, amount in known.amounts:
+            amounts[known.requester, key] += sign * amount
 
     def _placed(self, event: ev.Placed, at: float) -> None:
         known = self._known.get(event.id)
@@ -151,6 +174,7 @@ class PoolMeter:
 
     def _nominate(self, known: _Known) -> None:
         self._ledger.book(known.requester, known.amounts, known.preemptible)
+        self._count(self._nominations, known, 1)
         known.booked = True
 
     def _leaving(self, known: _Known, preempting: bool) -> None:
@@ -158,7 +182,9 @@ class PoolMeter:
         if known.booked:
             self._ledger.unbook(known.requester, known.amounts)
             known.booked = False
-        known.preempting = known.preempting or preempting
+        if preempting and not known.preempting:
+            self._count(self._preempted, known, 1)
+            known.preempting = True
 
     def _ending(self, event: ev.Ending, at: float) -> None:
         known = self._known.get(event.id)
@@ -175,12 +201,19 @@ class PoolMeter:
 
     def _drop(self, id: str) -> _Known | None:
         known = self._known.pop(id, None)
-        if known is not None:
-            if known.holds:
-                self._leaving(known, False)
-                self._ledger.vacate(known.requester, known.amounts, known.preemptible)
-            elif known.nominated:
-                self._ledger.book(known.requester, known.amounts, known.preemptible, -1)
+        if known is None:
+            return None
+        if known.holds:
+            self._leaving(known, False)
+            self._ledger.vacate(known.requester, known.amounts, known.preemptible)
+            self._running[known.requester] -= 1
+            if known.preempting:
+                self._count(self._preempted, known, -1)
+            return known
+        self._pending[known.requester] -= 1
+        if known.booked:
+            self._ledger.book(known.requester, known.amounts, known.preemptible, -1)
+            self._count(self._nominations, known, -1)
         return known
 
     def _begun_anew(self, event: ev.BegunAnew, at: float) -> None:
@@ -201,29 +234,33 @@ class PoolMeter:
         for requester, use in self._ledger.uses.items():
             label, of_policy = self._requesters.label(requester), self._policies.get(requester)
             for key in self._capacity:
+                nominated = self._nominations[requester, key]
                 borrowed = use.booked[key] - (of_policy.reserved.get(key, 0) if of_policy else 0)
+                out.gauge("pools_allocated", use.claimed[key] - nominated, self.pool, label, key)
                 out.gauge("pools_borrowed", max(borrowed, 0), self.pool, label, key)
-        self._of_attempts(out, now)
+                out.gauge("pools_nominated", nominated, self.pool, label, key)
+                out.gauge("pools_preempting", self._preempted[requester, key], self.pool, label, key)
+        for name, counts in (("pools_pending", self._pending), ("pools_running", self._running)):
+            for requester, count in counts.items():
+                out.gauge(name, count, self.pool, self._requesters.label(requester))
+        out.gauge("pools_oldest_pending_seconds", self._oldest_s(now), self.pool)
         return out
 
-    def _of_attempts(self, out: Samples, now: float) -> None:
-        oldest: float | None = None
-        for known in self._known.values():
-            label = self._requesters.label(known.requester)
-            out.gauge("pools_running" if known.holds else "pools_pending", 1, self.pool, label)
-            if not known.holds and known.since is not None:
-                oldest = known.since if oldest is None else min(oldest, known.since)
-            kinds = (
-                *(("pools_allocated",) if known.holds else ()),
-                *(("pools_nominated",) if known.nominated else ()),
-                *(("pools_preempting",) if known.preempting else ()),
-            )
-            for key, amount in known.amounts if kinds else ():
-                if key in self._capacity:
-                    for kind in kinds:
-                        out.gauge(kind, amount, self.pool, label, key)
-        waited = max(now - oldest, 0.0) if oldest is not None else 0.0
-        out.gauge("pools_oldest_pending_seconds", waited, self.pool)
+    def _oldest_s(self, now: float) -> float:
+        if (
+            len(self._queue) > 2 * len(self._known) + _QUEUE_SLACK
+        ):  # the oldest waits for long, and many passed it
+            waiting = [(k.since, id) for id, k in self._known.items() if not k.holds and k.since is not None]
+            heapq.heapify(waiting)
+            self._queue = waiting
+        queue = self._queue
+        while queue:
+            since, id = queue[0]
+            known = self._known.get(id)
+            if known is not None and not known.holds and known.since == since:
+                return max(now - since, 0.0)
+            heapq.heappop(queue)
+        return 0.0
 
 
 def eviction_reason(how: str, why: str) -> str:
