@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
 from ray_pools.cli.connection import cluster_options, connect, json_option
-from ray_pools.cli.output import print_json
+from ray_pools.cli.output import print_json, progress
 from ray_pools.cli.store_place import find_store, store_option
 from ray_pools.errors import BadInput, PoolsError
 
@@ -99,6 +100,8 @@ def _serve(
                 expected = f"an address and a port that are free: {problem.strerror or problem}"
                 raise BadInput("--host, --port", f"{host}:{port}", expected) from None
             _say(runner.addresses[0], as_json)
+            if not ipaddress.ip_address(runner.addresses[0][0]).is_loopback:
+                progress("whoever reaches this port sees the names of teams and requests, and what they hold")
             await asyncio.Event().wait()
         finally:
             await runner.cleanup()

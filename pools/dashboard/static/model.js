@@ -49,28 +49,53 @@ export function segments(pool, key) {
 }
 
 /**
- * Where each grant lies in a chart whose height is the pool's capacity: a list of [low, high] per grant, in order.
- * The lowest gap that is large enough; several, if none is; above the capacity only what is held beyond it.
+ * Where each grant lies in a chart whose height is the pool's capacity: the lowest gap that is large enough; several,
+ * if none is; above the capacity only what is held beyond it. Grants come in the order of their rows, and keep their place.
  */
-export function lay(grants, key, capacity) {
-  const running = []; // {end: the row, spans}
-  return grants.map((grant) => {
-    const amount = grant.amounts[key] ?? 0;
-    if (amount === 0) return [];
-    for (let index = running.length - 1; index >= 0; index--) {
-      if (running[index].end < grant.row) running.splice(index, 1);
+export class Layout {
+  #places = new Map(); // name -> list of [low, high]
+  #running = []; // names of those that may still hold
+  #row = 0; // of the last grant that has a place
+  high = 0;
+
+  constructor(key, capacity) {
+    this.key = key;
+    this.capacity = capacity;
+  }
+
+  /** `grants`: name to grant, all that there are; those that are new get their place. */
+  add(grants) {
+    const fresh = [...grants].filter(([, grant]) => grant.row > this.#row).sort(([, a], [, b]) => a.row - b.row);
+    for (const [name, grant] of fresh) {
+      this.#row = grant.row;
+      const amount = grant.amounts[this.key] ?? 0;
+      this.#running = this.#running.filter((each) => holdsAt(grants.get(each), grant.row));
+      const taken = this.#running.flatMap((each) => this.#places.get(each));
+      const spans = amount === 0 ? [] : placeIn(gaps(taken, this.capacity), amount);
+      this.#places.set(name, spans);
+      if (spans.length) {
+        this.#running.push(name);
+        this.high = Math.max(this.high, spans[spans.length - 1][1]);
+      }
     }
-    const spans = placeIn(gaps(running, capacity), amount);
-    running.push({ end: grant.ended_at === null ? Infinity : grant.seq, spans });
-    return spans;
-  });
+  }
+
+  of(name) {
+    return this.#places.get(name) ?? [];
+  }
+
+  forget(name) {
+    this.#places.delete(name);
+    this.#running = this.#running.filter((each) => each !== name);
+  }
 }
 
-function gaps(running, capacity) {
-  const taken = running.flatMap((each) => each.spans).sort(([a], [b]) => a - b);
+const holdsAt = (grant, row) => grant !== undefined && (grant.ended_at === null || grant.seq > row);
+
+function gaps(taken, capacity) {
   const found = [];
   let low = 0;
-  for (const [from, to] of [...taken, [capacity, capacity]]) {
+  for (const [from, to] of [...taken.sort(([a], [b]) => a - b), [capacity, capacity]]) {
     if (from > low) found.push([low, from]);
     low = Math.max(low, to);
   }

@@ -2,12 +2,14 @@
 
 import { ask } from "./stream.js";
 import { el, named, reconcile, setAttribute, setHidden, setText, storyLink, svg } from "./dom.js";
-import { lay, ticks } from "./model.js";
+import { Layout, ticks } from "./model.js";
 import { amounts, clock, duration, endWords, number, reasonWords } from "./words.js";
 
 const HEIGHT = 132;
 const AXIS = 18;
 const LIST_MAX = 50;
+
+const nameOf = (grant) => `${grant.id} ${grant.k}`;
 
 export class Timeline {
   #grants = new Map();
@@ -16,10 +18,12 @@ export class Timeline {
   #asking = false;
   #again = false;
   #cut = false;
-  #laid = []; // [grant, spans], kept until the grants change
-  #laidFor = null;
+  #layout = null;
+  #isNew = true; // the grants or their places are others than those drawn
+  #drawn = null; // [total, px per second] as drawn
+  #origin = 0; // the moment at x = 0 of the boxes, which are drawn in seconds and moved as a whole
   #width = 0; // as the browser last said
-  #told = null; // preemptions that were there when the page came; later ones are said aloud
+  #toldBefore = null; // preemptions that were there when the page came; later ones are said aloud
 
   constructor(name, page) {
     this.name = name;
@@ -37,8 +41,13 @@ export class Timeline {
     this.details = el("details", { hidden: true }, this.summary, this.list);
     this.node = el("div", { className: "timeline" }, el("h3", { text: "Who held what" }), this.chart, this.note, this.details);
     this.chart.addEventListener("click", (event) => {
-      const id = event.target.closest?.("[data-id]")?.dataset.id;
-      if (id !== undefined) this.page.show(id);
+      const grant = event.target.grant;
+      if (grant !== undefined) this.page.show(grant.id);
+    });
+    this.chart.addEventListener("pointerover", ({ target }) => {
+      if (target.grant === undefined) return;
+      if (target.firstChild === null) target.append(svg("title"));
+      setText(target.firstChild, target.classList.contains("mark") ? preemptionWords(this.name, target.grant) : grantWords(target.grant));
     });
     new ResizeObserver(([{ contentRect }]) => {
       this.#width = contentRect.width;
@@ -64,10 +73,13 @@ export class Timeline {
     try {
       const start = wider ? from : this.#from;
       const said = await ask("grants", { pool: this.name, from: start, to: 1e15, after: wider ? 0 : this.#rows });
-      if (wider) this.#grants.clear();
+      if (wider) {
+        this.#grants.clear();
+        this.#layout = null;
+      }
       this.#rows = said.rows;
       this.#cut = said.cut;
-      for (const grant of said.grants) this.#grants.set(`${grant.id} ${grant.k}`, grant);
+      for (const grant of said.grants) this.#grants.set(nameOf(grant), grant);
       this.#forget(start);
       this.#sayNew();
       this.draw();
@@ -87,16 +99,20 @@ export class Timeline {
   /** What was over before is not kept: a page may stay open for weeks. */
   #forget(from) {
     this.#from = from;
-    for (const [key, grant] of this.#grants) if (grant.ended_at !== null && grant.ended_at < from) this.#grants.delete(key);
-    this.#laidFor = null;
+    for (const [name, grant] of this.#grants) {
+      if (grant.ended_at === null || grant.ended_at >= from) continue;
+      this.#grants.delete(name);
+      this.#layout?.forget(name);
+    }
+    this.#isNew = true;
   }
 
   #sayNew() {
     const told = this.grants.filter((grant) => grant.told_at !== null);
-    const before = this.#told;
-    this.#told = new Set(told.map((grant) => `${grant.id} ${grant.k}`));
+    const before = this.#toldBefore;
+    this.#toldBefore = new Set(told.map(nameOf));
     if (before === null) return;
-    for (const grant of told) if (!before.has(`${grant.id} ${grant.k}`)) this.page.say(preemptionWords(this.name, grant));
+    for (const grant of told) if (!before.has(nameOf(grant))) this.page.say(preemptionWords(this.name, grant));
   }
 
   /** Draws the window as it is now. */
@@ -106,29 +122,24 @@ export class Timeline {
     if (!width || key === null || key === undefined) return;
     const { from, to } = this.page.window();
     const capacity = this.page.capacityOf(this.name, key);
-    this.#layOut(key, capacity);
-    const total = Math.max(capacity, ...this.#laid.flatMap(([, spans]) => spans.map(([, high]) => high)), 1);
-    const view = { from, to, width, total, x: (at) => ((at - from) / (to - from || 1)) * width, y: (amount) => AXIS + (1 - amount / total) * HEIGHT };
+    if (this.#layout?.key !== key || this.#layout.capacity !== capacity) {
+      this.#layout = new Layout(key, capacity);
+      this.#isNew = true;
+    }
+    if (this.#isNew) this.#layout.add(this.#grants);
+    const total = Math.max(capacity, this.#layout.high, 1);
+    const scale = width / (to - from || 1);
+    const view = { from, to, width, total, scale, x: (at) => (at - from) * scale, y: (amount) => AXIS + (1 - amount / total) * HEIGHT };
     setAttribute(this.chart, "viewBox", `0 0 ${width} ${HEIGHT + 2 * AXIS}`);
     setAttribute(this.chart, "height", HEIGHT + 2 * AXIS);
-    const seen = this.#laid.filter(([grant]) => grant.granted_at <= to && (grant.ended_at ?? Infinity) >= from);
     this.#drawAxis(view);
-    this.#drawBoxes(seen, view, key);
+    this.#drawBoxes(view);
+    this.#drawMarks(view);
     this.#drawLines(view, key);
-    this.#drawList(seen.map(([grant]) => grant));
-    const held = seen.length === 1 ? "1 grant" : `${number(seen.length)} grants`;
+    const held = this.#grants.size === 1 ? "1 grant" : `${number(this.#grants.size)} grants`;
     setAttribute(this.chart, "aria-label", `${this.name}: ${held} from ${clock(from, true)} to ${clock(to, true)}; the tables have the same`);
     setHidden(this.note, !this.#cut);
     if (this.#cut) setText(this.note, "Older grants of this window are not drawn; the log has them.");
-  }
-
-  #layOut(key, capacity) {
-    const wanted = `${key} ${capacity}`;
-    if (this.#laidFor === wanted) return;
-    const sorted = this.grants.sort((a, b) => a.row - b.row);
-    const spans = lay(sorted, key, capacity);
-    this.#laid = sorted.map((grant, index) => [grant, spans[index]]);
-    this.#laidFor = wanted;
   }
 
   #drawAxis(view) {
@@ -152,45 +163,60 @@ export class Timeline {
     });
   }
 
-  #drawBoxes(seen, view, key) {
-    const boxes = [];
-    const marks = [];
-    for (const [grant, spans] of seen) {
-      const end = grant.ended_at ?? view.to;
-      const told = grant.told_at ?? end;
-      for (const [index, [low, high]] of spans.entries()) {
-        const name = `${grant.id} ${grant.k} ${index}`;
-        if (told > view.from) boxes.push({ name, grant, low, high, from: grant.granted_at, to: told, kind: "ran" });
-        if (told < end) boxes.push({ name: `${name} told`, grant, low, high, from: told, to: end, kind: "told" });
-      }
-      if (grant.told_at !== null && grant.told_at >= view.from && spans.length) marks.push({ grant, top: spans[spans.length - 1][1] });
+  /** Boxes lie in seconds, so that time moves them all at once; only what is new, or has no end yet, is touched. */
+  #drawBoxes(view) {
+    const isOther = this.#drawn === null || this.#drawn[0] !== view.total || view.scale < this.#drawn[1] / 2 || view.scale > this.#drawn[1] * 2;
+    if (this.#isNew || isOther) {
+      if (isOther) this.#origin = view.from;
+      this.#drawn = [view.total, isOther ? view.scale : this.#drawn[1]];
+      this.#reconcileBoxes(view, isOther);
+      this.#drawList(view);
+      this.#isNew = false;
+    } else {
+      for (const node of this.boxes.children) if (node.box.to === null) this.#stretch(node, view);
     }
-    const make = ({ grant, kind }) => {
-      const box = svg("rect", { class: `${kind} fill-${this.page.colours.of(grant.requester)}`, rx: 1.5 });
-      box.dataset.id = grant.id;
-      box.append(svg("title"));
-      return box;
-    };
+    setAttribute(this.boxes, "transform", `translate(${((this.#origin - view.from) * view.scale).toFixed(2)} 0) scale(${view.scale} 1)`);
+  }
+
+  #reconcileBoxes(view, isOther) {
+    const boxes = [];
+    for (const [name, grant] of this.#grants) {
+      const told = grant.told_at;
+      for (const [index, [low, high]] of this.#layout.of(name).entries()) {
+        boxes.push({ name: `${name} ${index}`, grant, low, high, from: grant.granted_at, to: told ?? grant.ended_at, kind: "ran" });
+        if (told !== null) boxes.push({ name: `${name} ${index} told`, grant, low, high, from: told, to: grant.ended_at, kind: "told" });
+      }
+    }
+    const make = ({ grant, kind }) => svg("rect", { class: `${kind} fill-${this.page.colours.of(grant.requester)}` });
     reconcile(this.boxes, boxes, (box) => box.name, make, (node, box) => {
-      const left = Math.max(view.x(box.from), -2);
-      const right = Math.min(view.x(box.to), view.width + 2);
-      setAttribute(node, "x", left.toFixed(1));
-      setAttribute(node, "width", Math.max(right - left, 1).toFixed(1));
+      const before = node.box;
+      const isSame = before !== undefined && before.grant === box.grant && before.low === box.low && before.high === box.high;
+      node.box = box;
+      node.grant = box.grant;
+      if (isSame && !isOther && box.to !== null) return;
+      setAttribute(node, "x", (box.from - this.#origin).toFixed(3));
       setAttribute(node, "y", (view.y(box.high) + 0.5).toFixed(1));
       setAttribute(node, "height", Math.max(view.y(box.low) - view.y(box.high) - 1, 1).toFixed(1));
-      setText(node.firstChild, grantWords(box.grant));
+      this.#stretch(node, view);
     });
-    const makeMark = ({ grant }) => {
-      const mark = svg("path", { class: "mark" });
-      mark.dataset.id = grant.id;
-      mark.append(svg("title"));
-      return mark;
-    };
-    reconcile(this.marks, marks, ({ grant }) => `${grant.id} ${grant.k}`, makeMark, (node, { grant, top }) => {
-      const x = view.x(grant.told_at).toFixed(1);
-      const y = view.y(top).toFixed(1);
-      setAttribute(node, "d", `M${x} ${y}l-5 -8h10z`);
-      setText(node.firstChild, preemptionWords(this.name, grant));
+  }
+
+  /** At least a pixel, or it would not be seen. */
+  #stretch(node, view) {
+    const until = node.box.to ?? view.to;
+    setAttribute(node, "width", Math.max(until - node.box.from, 1 / view.scale).toFixed(3));
+  }
+
+  #told(view) {
+    return this.grants.filter((grant) => grant.told_at !== null && grant.told_at >= view.from && grant.told_at <= view.to);
+  }
+
+  #drawMarks(view) {
+    const marks = this.#told(view).map((grant) => ({ grant, spans: this.#layout.of(nameOf(grant)) })).filter(({ spans }) => spans.length);
+    const make = () => svg("path", { class: "mark", d: "M0 0l-5 -8h10z" });
+    reconcile(this.marks, marks, ({ grant }) => nameOf(grant), make, (node, { grant, spans }) => {
+      node.grant = grant;
+      setAttribute(node, "transform", `translate(${view.x(grant.told_at).toFixed(1)} ${view.y(spans[spans.length - 1][1]).toFixed(1)})`);
     });
   }
 
@@ -201,8 +227,8 @@ export class Timeline {
     for (const [name, value] of [["x1", x], ["x2", x], ["y1", AXIS - 6], ["y2", AXIS + HEIGHT + 4]]) setAttribute(this.cursor, name, value);
   }
 
-  #drawList(seen) {
-    const told = seen.filter((grant) => grant.told_at !== null).sort((a, b) => b.told_at - a.told_at);
+  #drawList(view) {
+    const told = this.#told(view).sort((a, b) => b.told_at - a.told_at);
     setHidden(this.details, told.length === 0);
     setText(this.summary, `Preemptions in this window: ${number(told.length)}`);
     const make = (grant) => {
@@ -210,7 +236,7 @@ export class Timeline {
       const [victim, asker] = [storyLink(grant.id), storyLink(grant.asker)];
       return el("li", {}, when, " ", victim, " of ", named(grant.requester), " stops for ", asker, " of ", named(grant.asker_requester), el("span"));
     };
-    reconcile(this.list, told.slice(0, LIST_MAX), (grant) => `${grant.id} ${grant.k}`, make, (node, grant) => {
+    reconcile(this.list, told.slice(0, LIST_MAX), nameOf, make, (node, grant) => {
       setText(node.firstChild, clock(grant.told_at));
       setText(node.lastChild, `: ${reasonWords(grant.reason)}${grant.ended_at === null ? "" : `; ${endWords(grant.how, grant.why)} after ${duration(grant.ended_at - grant.told_at)}`}`);
     });
