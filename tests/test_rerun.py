@@ -41,8 +41,9 @@ class Ticking(LiveStyle):
 class Life:
     """Actors as they run live, with messages and placement groups that take time, and jobs that hold and release."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, pools: int = 1) -> None:
         rng = self.rng = random.Random(seed)
+        self.several = pools > 1
         self.pools = {
             "p": PoolConfig(
                 "p",
@@ -54,6 +55,9 @@ class Life:
             )
         }
         self.policies = [PolicyConfig("p", f"t{n}", rng.choice([0, 0, 2]), {"gpu": n}) for n in range(4)]
+        if self.several:  # and each team may run in both
+            self.pools["q"] = self.pools["p"]._replace(name="q", capacity={"gpu": 6})
+            self.policies += [PolicyConfig("q", f"t{n}", rng.choice([0, 1, 3]), {"gpu": 1}) for n in range(4)]
         self.live = Ticking(self.pools, self.policies)
         self.ends: dict[str, float] = {}
         self.stops: dict[str, float] = {}
@@ -77,8 +81,11 @@ class Life:
             self.network()
 
     def network(self) -> None:
-        """Some messages arrive and some errands are done; the rest later."""
+        """Some messages arrive and some errands are done; the rest later. Between several pools all is quick."""
         rng, live = self.rng, self.live
+        if self.several:
+            live.run()
+            return
         for who in list(live.cores):
             live.turn(who)
             for to in live.peers(who):
@@ -119,6 +126,21 @@ def test_the_same_policy_gives_the_same_decisions_at_the_same_times(seed: int) -
     assert said["decisions"]["identical"]
     assert said["changed"] == []
     assert said["assumed_run_times"] <= said["requests"] / 2
+    life.live.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_likewise_where_several_pools_may_run_each_request(seed: int) -> None:
+    """Which pool takes it follows from bids: they cross messages, and a grant comes after it."""
+    life = Life(seed, pools=2)
+    life.play(120)
+    history = read_history(life.live.address, ["p", "q"])
+    rerun = Rerun(life.pools, life.policies, history).run()
+    assert [each.what for each in rerun.decisions] == [each.what for each in history.decisions]
+    said = differences(rerun)
+    assert said["decisions"]["identical"]
+    assert said["decisions"]["latest_by_s"] < 0.01
+    assert said["changed"] == []
     life.live.close()
 
 

@@ -438,6 +438,16 @@ def test_the_whole_itp_trace() -> None:
     assert total["utilisation"] == pytest.approx(0.8955, abs=1e-4)
 
 
+@pytest.mark.slow
+def test_the_page_of_the_three_configurations_is_what_its_command_writes() -> None:
+    trace = TRACES / "itp2021.csv.gz"
+    if not trace.exists():
+        pytest.skip("the ITP trace is not part of the repository: RAY_POOLS_TRACES names its folder")
+    command = [sys.executable, str(EXAMPLES / "itp_1152" / "page.py"), str(trace)]
+    page = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    assert page == (EXAMPLES.parent / "docs" / "itp.md").read_text()
+
+
 def test_a_digest_tells_two_simulations_apart() -> None:
     one = play(TWO, OWNER_AND_GUEST, RECLAIM)
     assert digest_of(one.jobs) == digest_of(play(TWO, OWNER_AND_GUEST, RECLAIM).jobs)

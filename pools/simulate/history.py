@@ -37,7 +37,9 @@ class Decision(NamedTuple):
 
 @dataclass
 class PastAttempt:
-    """One attempt in one pool. called_at: it was told to stop; over_at: its holder had left; free_at: all is free."""
+    """One attempt in one pool. taken_at: the pool began to run it, or found that it can't; called_at: it was told to
+    stop; over_at: its holder had left; free_at: nothing is held any more.
+    """
 
     pool: str
     queued_at: float = UNKNOWN
@@ -45,6 +47,7 @@ class PastAttempt:
     granted_at: float = UNKNOWN
     placed_at: float = UNKNOWN
     grouped: bool = False
+    taken_at: float = UNKNOWN
     called_at: float = UNKNOWN
     over_at: float = UNKNOWN
     free_at: float = UNKNOWN
@@ -168,6 +171,8 @@ def _read(pool: str, at: float, event: Any, requests: dict[str, Past], decisions
     if isinstance(event, ev.Nominated):
         victims = tuple((id, k) for id, k in event.victims)
         decisions.append(Decision(at, pool, event.id, event.k, victims))
+        if event.id in requests and pool in requests[event.id].attempts.get(event.k, {}):
+            requests[event.id].attempts[event.k][pool].taken_at = at
         for id, k in victims:
             if id in requests and pool in requests[id].attempts.get(k, {}):
                 requests[id].attempts[k][pool].called_at = at
@@ -184,11 +189,14 @@ def _read(pool: str, at: float, event: Any, requests: dict[str, Past], decisions
         found = past.attempts.setdefault(event.k, {})[pool] = PastAttempt(pool)
     if isinstance(event, ev.Granted):
         found.granted_at = at
+        found.taken_at = at if found.taken_at < 0 else found.taken_at
         decisions.append(Decision(at, pool, event.id, event.k, None))
     elif isinstance(event, ev.Placed):
         found.placed_at, found.grouped = at, bool(event.detail.get("pg"))
     elif isinstance(event, (ev.Ending, ev.Ended)):
         if isinstance(event, ev.Ended):
             found.free_at = at
+        if found.taken_at < 0 and event.how == "returned":
+            found.taken_at = at
         if found.over_at < 0:
             found.over_at, found.how, found.why = at, event.how, event.why

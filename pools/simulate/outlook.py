@@ -69,7 +69,7 @@ class Ahead:
         ]
         self.unreachable = sorted(w["name"] for w in coordinator["pools"] if w["name"] not in pictures)
         self.began_at = now
-        self.world = World({c.name: c for c in configs}, policies, self._heard, now=now, places=True)
+        self.world = World({c.name: c for c in configs}, policies, self._heard, now=now, live=True)
         self.world.ages = int(coordinator["ages"])
         self.expected_s: dict[str, float] = {}
         self.requester: dict[str, str] = {}

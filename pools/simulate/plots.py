@@ -44,7 +44,7 @@ def _utilisation(figure: Any, name: str, report: Mapping[str, Any]) -> Any:
     hours = [(series["from_s"] + n * series["step_s"]) / HOUR_S for n in range(length)]
     if teams:
         axes.stackplot(hours, list(teams.values()), labels=list(teams), step="post")
-        axes.legend(loc="upper left", ncols=5, fontsize="small")
+        figure.legend(loc="outside lower center", ncols=10, fontsize="small")
     axes.axhline(report["capacity"], color="black", linewidth=0.8)
     axes.set(title=f"{name}: GPUs held, by team", xlabel="hours", ylabel="GPUs")
     return figure

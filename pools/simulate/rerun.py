@@ -20,6 +20,9 @@ from ..core.pool import Place, Pool, Unplace
 from .history import UNKNOWN, Decision, History, Past, PastAttempt
 from .world import Request, World
 
+ABOUT_S = 2.0
+"""A message between actors that took longer than this was no message of the same decision."""
+
 
 class Again:
     """One request as it went this time. `assumed`: how long it would run is not known, but guessed."""
@@ -63,9 +66,10 @@ class Rerun:
         self, pools: Mapping[str, PoolConfig], policies: Sequence[PolicyConfig], history: History
     ) -> None:
         self.history = history
-        self.world = World(pools, policies, self._heard, now=history.began_at, places=True)
+        self.world = World(pools, policies, self._heard, now=history.began_at, live=True)
         self.world.reopens = self._reopens
         self.world.effect = self._effect
+        self.world.send = self._send
         self.grace_s = {name: pool.grace_s for name, pool in pools.items()}
         self.requests = {id: Again(past) for id, past in history.requests.items()}
         self.decisions: list[Decision] = []
@@ -131,7 +135,7 @@ class Rerun:
             self._at(at, lambda: self._lose_patience(past))
         if not queued and past.pools and (not past.state or at is not None):
             return  # the log ended, or nobody wanted it any more, before a pool heard of it
-        self._at(max(queued, default=past.submitted_at + self.enqueue_s), lambda: self._submit(past))
+        self._at(min(queued, default=past.submitted_at + self.enqueue_s), lambda: self._submit(past))
 
     def _submit(self, past: Past) -> None:
         request = self.world.submit(
@@ -261,9 +265,24 @@ class Rerun:
             if not coming and (not again.past.state or again.past.gave_up_at is not None):
                 return  # the log ended, or nobody wanted it any more, before a pool heard of it
             if coming:
-                at = _shifted(now, before.free_at, max(a.queued_at for a in coming))
+                at = _shifted(now, before.free_at, min(a.queued_at for a in coming))
                 request.fields[5] = max(a.not_before for a in coming)
         self._at(at, lambda: self._open(request))
+
+    def _send(self, pool: str, directive: list[Any]) -> None:
+        """It arrives when it did in the log, if it does so about now; else as soon as directives usually do."""
+        id, kind, k = directive[1:4]
+        now, past = self.world.now, self._past_attempt(pool, id, k)
+        at = now if kind == "enqueue" else now + self.enqueue_s
+        if past is not None:
+            closed_at = past.over_at if past.how == "withdrawn" else UNKNOWN
+            logged = {"enqueue": past.queued_at, "take": past.taken_at, "close": closed_at}[kind]
+            if logged >= 0 and abs(logged - now) <= ABOUT_S:
+                at = max(logged, now)
+        if at <= now:
+            self.world.deliver(pool, directive)
+        else:
+            self._at(at, lambda: self.world.deliver(pool, directive))
 
     def _open(self, request: Request) -> None:
         if request.id in self.world.requests:

@@ -33,6 +33,7 @@ class Request:
 
     __slots__ = (
         "age",
+        "answers",
         "asked",
         "causes",
         "fields",
@@ -55,6 +56,8 @@ class Request:
         self.k = 0
         self.pools: tuple[str, ...] = ()
         self.owner = ""
+        # what its pools bid, where they do
+        self.answers: dict[str, tuple[str, bool]] = {}
         self.state = "queued"
         self.asked = ""
         self.causes: dict[str, str] = {}
@@ -74,8 +77,10 @@ class World:
     """See the module's docstring. Verbs change what is asked for; `settle` lets the pools decide.
 
     listener: hears each pool's events, in order. reopens: a request whose attempt is over and that has another one
-    goes there instead of being queued again at once; whoever takes it calls `open`. places: pools make placement
-    groups, as configured: effect brings them up and removes them. By default grants only count.
+    goes there instead of being queued again at once; whoever takes it calls `open`. live: as live
+    pools are. They make placement groups, as configured, which `effect` brings up and removes; and they walk side by
+    side and bid for what several may run. By default grants only count, and pools take turns as section 5 has it.
+    send: brings a directive to a pool, at once if it is left as it is.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class World:
         listener: Listener,
         *,
         now: float = 0.0,
-        places: bool = False,
+        live: bool = False,
     ) -> None:
         policies = list(policies)
         raise_first(pools, policies)
@@ -93,10 +98,12 @@ class World:
         self.listener = listener
         self.reopens: Callable[[Request], None] | None = None
         self.effect: Callable[[Pool, Any], None] = _at_once
+        self.send: Callable[[str, list[Any]], None] = self.deliver
+        self._bids = live
         self.requests: dict[str, Request] = {}
         self.ages = 0
         coordinator = Coordinator(CoordinatorState(), 1, now)
-        if not places:  # grants only count
+        if not live:  # grants only count
             pools = {name: pool._replace(placement=None) for name, pool in pools.items()}
         changes: list[tuple[Any, ...]] = [("pool", pool, name + "#1") for name, pool in pools.items()]
         coordinator.change([*changes, *(("policy", policy) for policy in policies)])
@@ -112,7 +119,9 @@ class World:
             counts[policy.requester] = counts.get(policy.requester, 0) + 1
         # else a pool walks by itself, to its end: without shared requests, and where nobody is stopped and queued again
         # in the middle of a walk, that comes to the same, and is quicker
-        self._one_by_one = max(counts.values(), default=0) > 1 or any(p.grace_s <= 0 for p in pools.values())
+        self._one_by_one = not live and (
+            max(counts.values(), default=0) > 1 or any(p.grace_s <= 0 for p in pools.values())
+        )
 
     # --- verbs
 
@@ -154,8 +163,13 @@ class World:
         request.pools = pools
         alone = len(pools) == 1
         request.owner = pools[0] if alone else ""
+        request.answers = {}
         for name in pools:
-            self.pools[name].work_in([[0, request.id, "enqueue", request.k, alone, request.fields]])
+            self.send(name, [0, request.id, "enqueue", request.k, alone, request.fields])
+
+    def deliver(self, name: str, directive: list[Any]) -> None:
+        """The directive arrives."""
+        self.pools[name].work_in([directive])
 
     def release(self, id: str) -> None:
         """Its holder is done."""
@@ -183,7 +197,7 @@ class World:
             self.pools[request.owner].work_in([[0, id, "ask", request.k, what]])
             return
         for name in request.pools:
-            self.pools[name].work_in([[0, id, "close", request.k]])
+            self.send(name, [0, id, "close", request.k])
         self._finish(request, "cancelled")
 
     # --- deciding
@@ -207,7 +221,7 @@ class World:
             else:
                 for pool in self.pools.values():
                     pool.walk()
-                if not self._hear():
+                if not (self._hear() or (self._bids and self._decide())):
                     return
 
     def next_event_at(self) -> float | None:
@@ -289,6 +303,31 @@ class World:
                 return True
         return False
 
+    def _decide(self) -> bool:
+        """What pools bid for requests that several may run is heard, and decided on. True if something was."""
+        concerned: dict[str, Request] = {}
+        for name, pool in self.pools.items():
+            due, pool.bids_due = pool.bids_due, {}
+            for id in due:
+                request, bid = self.requests.get(id), pool.bids.get(id)
+                if request is not None and bid is not None and request.k == bid.k and not request.owner:
+                    request.answers[name] = bid.answer, bid.in_share
+                    concerned[id] = request
+        decided = False
+        for request in concerned.values():
+            best = best_pool(request.pools, request.answers, ())
+            if best is not None:
+                decided = True
+                self._take(request, best)
+        return decided
+
+    def _take(self, request: Request, best: str) -> None:
+        request.owner = best
+        for name in request.pools:
+            if name != best:
+                self.send(name, [0, request.id, "close", request.k])
+        self.send(best, [0, request.id, "take", request.k, request.fields])
+
     def _choose(self, id: str) -> None:
         """Each of its pools says what it could do, and the best one takes it (section 7)."""
         request = self.requests[id]
@@ -300,11 +339,7 @@ class World:
             answers[name] = (answer, pool.state.queue.kind(attempt).share)
         best = best_pool(request.pools, answers, ())
         assert best is not None, f"nobody took {id}, answers {answers}"
-        request.owner = best
-        for name in request.pools:
-            if name != best:
-                self.pools[name].work_in([[0, id, "close", request.k]])
-        self.pools[best].work_in([[0, id, "take", request.k, request.fields]])
+        self._take(request, best)
 
 
 _ASKED = {"release": "released", "cancel": "cancelled", "expire": "expired"}
