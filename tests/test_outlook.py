@@ -6,13 +6,20 @@ actors with real messages); a look ahead that changes something; a wait that is 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
 import pytest
+from click.testing import CliRunner
+from fake_pools import FakePools
 from live_style import LiveStyle
 
+import ray_pools as pools
+from ray_pools.cli.app import pools as cli
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.picture import coordinator_picture, pool_picture
 from ray_pools.core.requests import FINAL
@@ -36,7 +43,7 @@ def pictures(live: LiveStyle) -> Pictures:
 def random_life(rng: random.Random) -> LiveStyle:
     """Pools, policies and requests of every kind, some time later, when nothing is on its way."""
     names = ["p", "q", "r"][: rng.choice([1, 2, 2, 3])]
-    pools = {
+    configs = {
         name: PoolConfig(
             name,
             {"gpu": rng.randint(6, 9)},
@@ -55,7 +62,7 @@ def random_life(rng: random.Random) -> LiveStyle:
                 limit = rng.choice([{}, {}, {"gpu": rng.randint(2, 5)}])
                 reserved = rng.choice([{}, {"gpu": 1}, {"gpu": 2}])
                 policies.append(PolicyConfig(name, team, rng.choice([0, 0, 1, 5]), reserved, limit))
-    live = LiveStyle(pools, policies)
+    live = LiveStyle(configs, policies)
     for n in range(rng.randint(0, 40)):
         live.submit(f"r{n}", rng.choice(TEAMS), rng.choice([1, 1, 2, 3]), **random_options(rng))
         live.run()
@@ -194,4 +201,63 @@ def test_a_pool_that_does_not_answer_is_left_out() -> None:
     live = full()
     coordinator, _ = pictures(live)
     assert would(coordinator, [], "t1", (("gpu", 1),)).answer == "rejected"
+    live.close()
+
+
+# --- asked by a client, and by a command
+
+
+@pytest.fixture
+def ahead(client: pools.Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[pools.Client]:
+    """A client whose actors stand where `full` leaves them."""
+    live = full()
+    monkeypatch.setattr(client, "_pictures", lambda: pictures(live))
+    yield client
+    live.close()
+
+
+def test_a_client_asks_as_it_would_submit(ahead: pools.Client, fake: FakePools) -> None:
+    assert ahead.would("t2", gpus=2).victims == ("b",)
+    assert ahead.would("t1", pools.ResourceSettings(gpu_count=2, preemptible=False)).causes == {
+        "p": "exceeds_reserved"
+    }
+    assert ahead.estimates(["a"]) == {}
+    assert fake.ops("submit") == []
+    with pytest.raises(pools.BadInput, match="gpus"):
+        ahead.would("t2", gpus=-1)
+    with pytest.raises(pools.BadInput, match="expected_run_s"):
+        ahead.would("t2", gpus=1, expected_run_s=-1)
+
+
+def test_an_estimate_is_part_of_an_explanation(ahead: pools.Client, fake: FakePools) -> None:
+    ticket = ahead.submit("t1", gpus=1, id="r1")
+    assert all(each["estimate_s"] is None for each in ticket.explain(estimate=True).values()), (
+        "nobody knows it there"
+    )
+    assert all("estimate_s" not in each for each in ticket.explain().values())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "code", "said"), [("2", 0, "t2 would stop 1 in p (b)"), ("9", 1, "t2 would be rejected")]
+)
+def test_the_command(
+    ahead: pools.Client, monkeypatch: pytest.MonkeyPatch, gpus: str, code: int, said: str
+) -> None:
+    monkeypatch.setattr("ray_pools.cli.would.connect", lambda *_: contextlib.nullcontext(ahead))
+    result = CliRunner().invoke(cli, ["would", "-r", "t2", "--gpus", gpus])
+    assert result.exit_code == code, result.output
+    assert said in result.output
+    as_json = CliRunner().invoke(cli, ["would", "-r", "t2", "--gpus", gpus, "--json"])
+    assert set(json.loads(as_json.output)) == {"answer", "pool", "victims", "causes", "wait_s"}
+
+
+def test_actors_of_another_version_are_said_to_be(
+    ahead: pools.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = full()
+    coordinator, of_pools = pictures(live)
+    of_pools[0]["state"]["layout"]["fields"].append("newer")
+    monkeypatch.setattr(ahead, "_pictures", lambda: (coordinator, of_pools))
+    with pytest.raises(pools.PoolsError, match="another version"):
+        ahead.would("t1", gpus=1)
     live.close()
