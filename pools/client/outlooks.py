@@ -5,6 +5,7 @@ The actors give a picture of their states; the looking ahead is done here, by th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -68,6 +69,19 @@ class Outlooks(Connection):
             return estimates(coordinator, pools, wanted)
         except UnknownSnapshot as problem:
             raise PoolsError(f"the pools run another version of ray-pools: {problem}") from None
+
+    def explain(
+        self, id: str, pools: Iterable[str] | None = None, *, estimate: bool = False
+    ) -> dict[str, dict[str, Any]]:
+        """What each pool says of a waiting or holding request; without `pools`, those that it is in now. estimate: with
+        `estimate_s`, how long it will still wait as far as can be told, None where that is not known.
+        """
+        said = super().explain(id, pools)
+        if estimate and any(each.get("position") or each.get("cause") for each in said.values()):
+            with contextlib.suppress(PoolsError):  # actors of before can't say
+                estimate_s = self.estimates([id]).get(id)
+                said = {pool: {**each, "estimate_s": estimate_s} for pool, each in said.items()}
+        return said
 
     def _pictures(self) -> Pictures:
         coordinator = self._coordinator({"op": "picture"})

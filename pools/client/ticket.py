@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadInput, PoolsError, Refused, SlotLost, SlotOver, WaitTimeout
+from ..errors import BadInput, Refused, SlotLost, SlotOver, WaitTimeout
 from ..limits import check_seconds
 from .background import Bell
 from .explanation import Explanation
@@ -98,11 +98,7 @@ class Ticket:
         if view["state"] == "rejected":
             return Explanation(view, {pool: {"cause": why} for pool, why in view.get("causes", {}).items()})
         pools = [view["pool"]] if view["pool"] else view.get("pools", [])
-        said = {} if is_final(view) else self._client.explain(self.id, pools)
-        if estimate and said and view["state"] == "queued":
-            with contextlib.suppress(PoolsError):  # actors of before can't say
-                estimate_s = self._client.estimates([self.id]).get(self.id)
-                said = {pool: {**each, "estimate_s": estimate_s} for pool, each in said.items()}
+        said = {} if is_final(view) else self._client.explain(self.id, pools, estimate=estimate)
         return Explanation(view, said)
 
     # --- waiting
