@@ -17,16 +17,18 @@ from ray_pools.actors.metrics import add_cluster_gauges
 from ray_pools.actors.peer import BEAT_S, PeerCaller, answer_to, beat_after_s, message_of
 from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.actors.shell import Deferred, Later, Shell
-from ray_pools.actors.views import config_of, view_of
+from ray_pools.actors.views import config_of, matching, view_of
 from ray_pools.core import access, commands, holders, picture, prewarm
 from ray_pools.core.bundles import validate_options
 from ray_pools.core.coordinator import Coordinator, CoordinatorStep
 from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.demand import pool_views
+from ray_pools.core.eviction import evict
 from ray_pools.core.intake import check_room, check_token
 from ray_pools.core.link import SHORTER_LOG, Message, ShorterLog, StalePeer
 from ray_pools.core.lost import declare_lost
 from ray_pools.core.meter import CoordinatorMeter
+from ray_pools.core.preview import copied
 from ray_pools.core.requests import FINAL, Request
 from ray_pools.core.timings import TIMINGS
 from ray_pools.errors import BadInput, PoolsError, Refused
@@ -40,7 +42,7 @@ _ASK_EVERY_S = 2.0
 _LISTEN_MAX_S = 15.0
 _LIST_MAX = 10_000
 _DETAIL_MAX_CHARS = 500
-_PROMISES = frozenset(("submit", "release", "cancel", "stopped", "change"))
+_PROMISES = frozenset(("submit", "release", "cancel", "stopped", "change", "evict"))
 _WRITES = _PROMISES | {"renew", "leave", "_forget", "_holders_gone"}
 
 
@@ -220,6 +222,8 @@ class CoordinatorShell(Shell):
             "exchange": self._op_exchange,
             "declare_lost": self._op_declare_lost,
             "drain": self._op_drain,
+            "evict": self._op_evict,
+            "copy": lambda op: Later(lambda: copied(self.core)),
             "_silent": lambda op: self.core.set_silent(op["pool"]),
             "_forget": lambda op: self.core.forget(),
             "_holders_gone": self._op_holders_gone,
@@ -335,15 +339,7 @@ class CoordinatorShell(Shell):
         return [self.view(request) if request is not None else None for request in found]
 
     def _op_list(self, op: dict[str, Any]) -> dict[str, Any]:
-        requester, pool, states = op.get("requester"), op.get("pool"), op.get("states")
-        found = [
-            r
-            for r in self.state.requests.values()
-            if (requester is None or r.requester == requester)
-            and (pool is None or r.owner == pool or pool in r.pools)
-            and (not states or r.shown in states)
-        ]
-        found.sort(key=lambda r: -r.age)
+        found = matching(self.state, op)
         return {
             "requests": [self.view(r) for r in found[: int(op.get("limit") or _LIST_MAX)]],
             "total": len(found),
@@ -358,7 +354,11 @@ class CoordinatorShell(Shell):
         by = access.check_operator(self.state.operator_key, op)
         changes = commands.changes(op["changes"])
         id = check_name("id", op["id"]) if op.get("id") else ""
-        return {"version": self.core.change(changes, id, by)}
+        return {"version": self.core.change(changes, id, by, commands.since(op))}
+
+    def _op_evict(self, op: dict[str, Any]) -> dict[str, Any]:
+        by = access.check_operator(self.state.operator_key, op)
+        return {"told": evict(self.core, check_name("pool", op.get("pool")), by)}
 
     def _op_status(self, op: dict[str, Any]) -> dict[str, Any]:
         counts: dict[str, int] = {}

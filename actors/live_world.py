@@ -180,13 +180,27 @@ class LiveWorld:
 
     def set_capacity(self, pool: str, capacity: dict[str, int | None]) -> None:
         """The pool's totals change; keys that are not named stay, None takes a key out."""
+        found, uid = self._pool_config(pool)
+        merged = {**found["capacity"], **capacity}
+        now = {key: amount for key, amount in merged.items() if amount is not None}
+        self._change(["pool", {**found, "capacity": now}, uid])
+
+    def cordon(self, pool: str, state: str) -> None:
+        """The pool is cordoned, draining or open from here on."""
+        found, uid = self._pool_config(pool)
+        self._change(["pool", {**found, "state": state}, uid])
+
+    def evict(self, pool: str) -> None:
+        """What the draining pool has granted is called back."""
+        self._coordinator({"op": "evict", "pool": pool})
+        self.settle()
+
+    def _pool_config(self, pool: str) -> tuple[dict[str, Any], str]:
         config = self._coordinator({"op": "config"})
         found = next((each for each in config["pools"] if each["name"] == pool), None)
         if found is None:
             raise Refused("unknown_pool", f"there is no pool {pool!r}", {"pool": pool})
-        merged = {**found["capacity"], **capacity}
-        now = {key: amount for key, amount in merged.items() if amount is not None}
-        self._change(["pool", {**found, "capacity": now}, config["uids"][pool]])
+        return found, config["uids"][pool]
 
     def restart(self, who: str) -> None:
         """SIGKILL: `coordinator`, a pool, or `all`; Ray starts it again, and it reads its log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ray_pools.core import access
@@ -21,7 +22,7 @@ def view_of(state: CoordinatorState, request: Request, now: float) -> dict[str, 
         "requester": request.requester,
         "state": shown,
         "pool": request.owner if holds or request.phase == FINAL else "",
-        "pools": list(request.pools),
+        "pools": [name for name in request.pools if name in state.pools],
         "k": request.k,
         "ready": request.told == "placed" and request.phase == TAKEN and not request.asked,
         "placement": request.detail if holds else {},
@@ -43,6 +44,22 @@ def view_of(state: CoordinatorState, request: Request, now: float) -> dict[str, 
         "asked": request.asked,
         "by": request.by,
     }
+
+
+def matching(state: CoordinatorState, op: Mapping[str, Any]) -> list[Request]:
+    """The requests that the operation `list` asks for, the newest first."""
+    requester, pool, states = op.get("requester"), op.get("pool"), op.get("states")
+    since = float(op.get("since") or 0.0)
+    found = [
+        r
+        for r in state.requests.values()
+        if (requester is None or r.requester == requester)
+        and (pool is None or r.owner == pool or pool in r.pools)
+        and (not states or r.shown in states)
+        and max(r.submitted_at, r.told_at, r.finished_at) >= since
+    ]
+    found.sort(key=lambda r: -r.age)
+    return found
 
 
 def config_of(state: CoordinatorState) -> dict[str, Any]:

@@ -161,6 +161,8 @@ class _PoolTeller:
         k = event.k
         if isinstance(event, ev.Queued):
             line.needs = {("open", k)}
+        elif isinstance(event, ev.Evicted):
+            line.gives = {("preempting", k)}
         elif isinstance(event, (ev.Granted, ev.Nominated)):
             granted = isinstance(event, ev.Granted)
             line.gives, line.needs = {("granted" if granted else "nominated", k)}, {("taken", k)}

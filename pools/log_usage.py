@@ -104,6 +104,8 @@ class _Meter:
             self._change(requester, amount, amount)
         elif isinstance(event, ev.Nominated):
             self._nominated(event)
+        elif isinstance(event, ev.Evicted):
+            self._called_back(event.id)
         elif isinstance(event, ev.Ended):
             self._waiting.pop(event.id, None)
             held = self._held.pop(event.id, None)
@@ -115,15 +117,18 @@ class _Meter:
     def _nominated(self, event: ev.Nominated) -> None:
         asker = self._waiting.get(event.id)
         for id, _ in event.victims:
-            held = self._held.get(id)
-            if held is None:
-                continue
-            self._leaving.add(id)
-            self._change(held[0], 0, -held[1])
-            if self._now > self._since_s:
-                self._teams[held[0]].suffered += 1
-                if asker is not None:
-                    self._teams[asker[0]].caused += 1
+            if self._called_back(id) and asker is not None and self._now > self._since_s:
+                self._teams[asker[0]].caused += 1
+
+    def _called_back(self, id: str) -> bool:
+        held = self._held.get(id)
+        if held is None:
+            return False
+        self._leaving.add(id)
+        self._change(held[0], 0, -held[1])
+        if self._now > self._since_s:
+            self._teams[held[0]].suffered += 1
+        return True
 
     def _change(self, requester: str, held: int, booked: int) -> None:
         self._settle(requester)

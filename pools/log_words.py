@@ -19,6 +19,7 @@ _ASKED = {
     "give": "another pool opened to it: its pool is asked to give it back if it still waits",
     "yield": "its pool admits it no more, and is asked to give it back",
     "stopped": "its holder has stopped: the pool is told",
+    "evict": "its pool is being emptied: its holder is to be told to stop",
     "lost": "the log of its pool is lost: what takes its place is asked to end it",
 }
 _DENIED = {
@@ -30,7 +31,7 @@ _TOLD = {
     "nominated": "is nominated: others are being stopped for it",
     "granted": "is granted",
     "placed": "is placed: its holder may use it",
-    "preempting": "is to stop: its capacity is needed by others",
+    "preempting": "is to stop: it is called back",
 }
 
 
@@ -72,7 +73,10 @@ def _why(how: str, why: str) -> str:
 
 def _configured(event: ev.Configured) -> str:
     capacity = amounts_words(event.config.get("capacity", {}).items())
-    return f"goes by configuration {event.version}: capacity {capacity}; {len(event.policies)} policies"
+    state = f"; it is {event.config['state']}" if event.config.get("state") else ""
+    return (
+        f"goes by configuration {event.version}: capacity {capacity}; {len(event.policies)} policies{state}"
+    )
 
 
 def _queued(event: ev.Queued) -> str:
@@ -100,7 +104,9 @@ def _changed(event: ev.Changed) -> str:
     said = []
     for kind, *rest in event.changes:
         if kind == "pool":
-            said.append(f"pool {rest[0]['name']} has {amounts_words(rest[0].get('capacity', {}).items())}")
+            state = f" ({rest[0]['state']})" if rest[0].get("state") else ""
+            capacity = amounts_words(rest[0].get("capacity", {}).items())
+            said.append(f"pool {rest[0]['name']} has {capacity}{state}")
         elif kind == "policy":
             said.append(f"{rest[0]['requester']} has a policy on {rest[0]['pool']}")
         elif kind == "unpool":
@@ -188,6 +194,7 @@ _WORDS: dict[type[Any], Callable[[Any], str]] = {
     ev.Granted: lambda event: f"attempt {event.k} is granted",
     ev.Placed: _placed,
     ev.Nominated: _nominated,
+    ev.Evicted: lambda event: f"attempt {event.k} must stop, for nobody: {event.why}",
     ev.Ending: lambda event: (
         f"attempt {event.k} is {_why(event.how, event.why)}: its placement group is removed"
     ),

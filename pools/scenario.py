@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from .core.config_rules import PolicyConfig, PoolConfig
+from .core.config_rules import CORDONED, DRAINING, OPEN, PolicyConfig, PoolConfig
 from .errors import MISSING, BadInput, PoolsError, Refused
 from .limits import (
     PRIORITY_ABS_MAX,
@@ -59,6 +59,14 @@ class World(Protocol):
     def attach(self, policy: PolicyConfig) -> None: ...
     def detach(self, requester: str, pool: str) -> None: ...
     def set_capacity(self, pool: str, capacity: dict[str, int | None]) -> None: ...
+    def cordon(self, pool: str, state: str) -> None:
+        """The pool is cordoned, draining or open from here on."""
+        ...
+
+    def evict(self, pool: str) -> None:
+        """What the draining pool has granted is called back."""
+        ...
+
     def restart(self, who: str) -> None: ...
 
     def states(self) -> dict[str, str]:
@@ -450,6 +458,10 @@ _VERBS: dict[str, Callable[[World, Any], None]] = {
     "attach": lambda world, options: world.attach(policy_config(options, "attach.")),
     "detach": _detach,
     "set_capacity": _set_capacity,
+    "cordon": lambda world, pool: world.cordon(pool, CORDONED),
+    "drain": lambda world, pool: world.cordon(pool, DRAINING),
+    "uncordon": lambda world, pool: world.cordon(pool, OPEN),
+    "evict": lambda world, pool: world.evict(pool),
     "restart": lambda world, who: world.restart(who),
 }
 

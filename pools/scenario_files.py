@@ -28,6 +28,10 @@ VERBS = (
     "attach",
     "detach",
     "set_capacity",
+    "cordon",
+    "drain",
+    "uncordon",
+    "evict",
     "restart",
 )
 EXPECTATIONS = ("expect", "usage", "queue", "reason", "resources")
@@ -54,12 +58,15 @@ CAUSES = (
     "waiting_capacity",
     "awaiting_preemption",
     "behind_head",
+    "cordoned",
+    "draining",
 )
 SCENARIO_KEYS = ("name", "about", "source", "pools", "policies", "refused", "steps")
 POOL_KEYS = ("capacity", "queueing", "starvation_after", "grace", "min_runtime")
 POLICY_KEYS = ("pool", "requester", "priority", "reserved", "limit")
 
 _ID_VERBS = ("release", "cancel", "stopped", "renew")
+POOL_VERBS = ("cordon", "drain", "uncordon", "evict")
 _MAPPING_VERBS: dict[str, tuple[str, ...]] = {
     "submit": (),  # a request's content is judged by the run: the step may be there to be refused
     "attach": (),
@@ -294,6 +301,8 @@ def _step(reader: _Reader, node: yaml.Node) -> Step:
 def _argument(reader: _Reader, verb: str, node: yaml.Node) -> Any:
     if verb in _ID_VERBS:
         return reader.text(node, verb, "a request's id")
+    if verb in POOL_VERBS:
+        return reader.text(node, verb, "the name of a pool")
     if verb == "restart":
         return reader.text(node, verb, "all, coordinator or the name of a pool")
     if verb == "advance":

@@ -187,6 +187,13 @@ class Auditor:
             if victim is not None:
                 victim.state = "preempting"
 
+    def _evicted(self, who: str, event: ev.Evicted) -> None:
+        hold = self.at[who].get(event.id)
+        fits = hold is not None and (hold.k, hold.state) == (event.k, "granted")
+        self._says(fits, f"{event.id} can't be called back at {who}")
+        if hold is not None:
+            hold.state = "preempting"
+
     def _ended(self, who: str, event: ev.Ended) -> None:
         self._gives_back(who, event)
         hold = self.at[who].get(event.id)

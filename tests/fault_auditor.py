@@ -150,6 +150,10 @@ class FaultAuditor(Auditor):
         for id, _ in event.victims:
             self._grace[who, id] = self.world.machine.true, self._grace_s[who]
 
+    def _evicted(self, who: str, event: ev.Evicted) -> None:
+        super()._evicted(who, event)
+        self._grace[who, event.id] = self.world.machine.true, self._grace_s[who]
+
     def _ending(self, who: str, event: ev.Ending) -> None:
         super()._ending(who, event)
         self._grace_is_over(who, event)

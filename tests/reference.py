@@ -373,7 +373,25 @@ class Reference(Ledger):
         # 3. the walk
         self.settle()
 
+    def cordon(self, pool: str, state: str) -> None:
+        if pool not in self.capacity:
+            raise Refused("unknown_pool", f"there is no pool {pool}")
+        self.gates[pool] = state
+        self.change(self.capacity, self.policies)
+
+    def evict(self, pool: str) -> None:
+        """Its grants are called back, as victims are, for nobody."""
+        if self.gates.get(pool) != "draining":
+            raise Refused("not_draining", f"{pool} is not draining")
+        for one in self.holders(pool):
+            if one.state == "allocated":
+                one.state = "preempting"
+                one.deadline = self.now + self.options[pool].grace_s
+        self.settle()
+
     def overbooked_nominees(self, pool: str) -> list[Request]:
+        if self.gates.get(pool, "open") != "open":
+            return self.nominees(pool)
         return [
             one
             for one in self.nominees(pool)

@@ -45,6 +45,8 @@ class Ledger:
     def __init__(self, pools: Mapping[str, PoolConfig], policies: Iterable[PolicyConfig]) -> None:
         self.now = 0.0
         self.options = dict(pools)
+        # pool -> cordoned or draining; it is open otherwise
+        self.gates: dict[str, str] = {}
         self.capacity = {name: dict(pool.capacity) for name, pool in pools.items()}
         self.policies: dict[tuple[str, str], PolicyConfig] = {}
         self.requests: dict[str, Request] = {}
@@ -63,6 +65,8 @@ class Ledger:
         policy = self.policies.get((pool, request.requester))
         if policy is None:
             return "no_policy"
+        if self.gates.get(pool) == "draining":
+            return "draining"
         for key in sorted(request.amounts):
             amount = request.amounts[key]
             if amount == 0:
@@ -144,6 +148,9 @@ class Ledger:
 
     def cause(self, pool: str, request: Request) -> str | None:
         """Why it can't be granted; None when it can. The first line that fails."""
+        gate = self.gates.get(pool, "open")
+        if gate != "open":
+            return gate
         policy = self.policies[pool, request.requester]
         keys = self.keys(pool, request)
         mine = [

@@ -7,6 +7,7 @@ shows.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -20,7 +21,7 @@ from reference_ledger import Request
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.system import make_world as make_core_world
 from ray_pools.scenario import World, build_world, play_step, run_scenario
-from ray_pools.scenario_files import Scenario, Step, load_scenarios, parse_scenarios
+from ray_pools.scenario_files import POOL_VERBS, Scenario, Step, load_scenarios, parse_scenarios
 
 SCENARIOS = [
     one
@@ -267,6 +268,28 @@ class RestartsKeepDeadlines(Reference):
 )
 def test_a_world_with_one_wrong_rule_is_found(wrong: type[Reference]) -> None:
     assert any(difference(case_of(seed), wrong, make_world) is not None for seed in range(300))
+
+
+def with_gates(case: Scenario, seed: int) -> Scenario:
+    """The same case, with pools that are cordoned, drained, emptied and opened again on the way."""
+    rng = random.Random(seed)
+    steps: list[Step] = []
+    for step in case.steps:
+        steps.append(step)
+        if rng.random() < 0.25:
+            steps.append(
+                Step(rng.choice(POOL_VERBS), rng.choice([*case.pools, "nowhere"][: len(case.pools)]))
+            )
+    return replace(case, name=f"{case.name}-gates", steps=steps)
+
+
+@pytest.mark.parametrize("start", [0, 20])
+def test_cordoned_and_draining_pools_decide_as_the_reference(start: int) -> None:
+    """Section 9: no grant, no admission, undone nominations, evictions; whatever else happens meanwhile."""
+    seeds = range(start, start + 20)
+    cases = [with_gates(case_of(seed), seed) for seed in seeds]
+    found = [difference(case, make_core_world, make_world) for case in cases]
+    assert [one.text() for one in found if one is not None] == []
 
 
 def test_equal_worlds_do_not_differ() -> None:

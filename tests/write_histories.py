@@ -22,7 +22,7 @@ from typing import Any
 
 import msgpack
 
-from ray_pools.core import access, holders
+from ray_pools.core import access, eviction, holders
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.coordinator_state import CoordinatorState
@@ -209,6 +209,43 @@ def a_day_with_operators() -> dict[str, Rows]:
     return logs_of(world)
 
 
+def a_day_with_an_emptied_pool() -> dict[str, Rows]:
+    """A pool that is cordoned, drained, emptied and taken away."""
+    from live_style import COORDINATOR, LiveStyle
+
+    pools = {
+        "p": PoolConfig("p", {"gpu": 3}, grace_s=10.0, placement={"strategy": "PACK"}),
+        "q": PoolConfig("q", {"gpu": 1}),
+    }
+    world = LiveStyle(
+        pools,
+        [PolicyConfig("p", "team", 2, {"gpu": 1}), PolicyConfig("q", "team", 1), PolicyConfig("p", "b")],
+    )
+
+    def close(state: str) -> None:
+        world.ask("change", [("pool", pools["p"]._replace(state=state), "p#1")], state, "alicé@host")
+        world.run()
+
+    world.ask("submit", "fixed", "team", {"gpu": 1}, preemptible=False)
+    world.ask("submit", "again", "team", {"gpu": 1}, retries=1)
+    world.run()
+    close("cordoned")
+    world.submit("waits", "b", 1)
+    world.run()
+    close("open")
+    world.submit("late", "b", 1)
+    world.run()
+    close("draining")
+    world.turn(COORDINATOR, lambda core: eviction.evict(core, "p", "alicé@host"))
+    world.run()
+    world.about("stopped", "again")
+    world.run()
+    world.advance(40.0)
+    world.ask("change", [("unpool", "p")], "gone", "alicé@host")
+    world.run()
+    return logs_of(world)
+
+
 def logs_of_today() -> dict[str, Rows]:
     """File name to rows."""
     from fault_processes import COORDINATOR
@@ -216,6 +253,7 @@ def logs_of_today() -> dict[str, Rows]:
 
     made = {f"rich-{who}": rows for who, rows in a_rich_day().items()}
     made |= {f"operators-{who}": rows for who, rows in a_day_with_operators().items()}
+    made |= {f"emptied-{who}": rows for who, rows in a_day_with_an_emptied_pool().items()}
     for seed in SEEDS:
         for who, disk in play(seed).disks.items():
             name = who if who == COORDINATOR else "pool-" + who

@@ -8,6 +8,7 @@ from typing import Any
 from ray_pools.core.access import check_access
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig, check_config
 from ray_pools.core.coordinator_state import CoordinatorState
+from ray_pools.core.requests import OPEN
 from ray_pools.core.timings import TIMINGS, check_timings
 from ray_pools.errors import BadInput, Refused
 from ray_pools.limits import REQUESTERS_MAX
@@ -39,7 +40,11 @@ def merge(state: CoordinatorState, changes: Sequence[Sequence[Any]]) -> list[lis
         elif kind == "unpool":
             if pools.pop(rest[0], None) is None:
                 raise Refused("unknown_pool", f"there is no pool {rest[0]!r}", {"pool": rest[0]})
-            using = [r.id for r in state.waiting_or_holding.values() if rest[0] in (r.owner, *r.pools)]
+            using = [
+                r.id
+                for r in state.waiting_or_holding.values()
+                if r.owner == rest[0] or (r.phase == OPEN and rest[0] in r.pools)
+            ]
             if using:
                 raise Refused(
                     "in_use", f"pool {rest[0]!r} is in use by {len(using)} requests, {using[0]!r} first"

@@ -170,3 +170,8 @@ def changes(sent: object) -> list[tuple[Any, ...]]:
         else:
             found.append(tuple(change))
     return found
+
+
+def since(op: Mapping[str, Any]) -> int | None:
+    """The version of the configuration that changes were made for; None where it does not matter."""
+    return None if op.get("since") is None else check_integer("since", op["since"])

@@ -25,6 +25,8 @@ from ..limits import (
 )
 
 QUEUEINGS = ("backfill", "strict")
+OPEN, CORDONED, DRAINING = "open", "cordoned", "draining"
+POOL_STATES = (OPEN, CORDONED, DRAINING)
 RESERVED_NAMES = ("coordinator", "all")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 POOL_SECONDS = ("starvation_after_s", "grace_s", "min_runtime_s")
@@ -39,19 +41,23 @@ class Problem(NamedTuple):
     path: Path
     value: object
     expected: str
+    # the section of docs/rules.md, where it is one of its rules
+    section: int = 0
 
     @property
     def field(self) -> str:
         return path_text(self.path)
 
     def error(self, where: str = "") -> BadInput:
-        return BadInput(self.field, self.value, self.expected, where)
+        rule = f" (docs/rules.md, section {self.section})" if self.section else ""
+        return BadInput(self.field, self.value, self.expected + rule, where)
 
 
 class PoolConfig(NamedTuple):
     """One pool. `capacity` holds metered keys only: a key that is not in it is not metered here.
 
-    `placement` None: grants only count. Else the options of `pools.config.PlacementModel`, all filled in.
+    `placement` None: grants only count. Else the options of `pools.config.PlacementModel`, all filled in. `state`:
+    `cordoned` pools grant nothing, `draining` ones admit nothing either (section 9).
     """
 
     name: str
@@ -61,6 +67,7 @@ class PoolConfig(NamedTuple):
     grace_s: float = 30.0
     min_runtime_s: float = 0.0
     placement: dict[str, Any] | None = None
+    state: str = OPEN
 
     def to_wire(self) -> dict[str, Any]:
         """Plain types with keys in a fixed order; the inverse of `from_wire`."""
@@ -68,6 +75,8 @@ class PoolConfig(NamedTuple):
         wire["capacity"] = _sorted_deep(self.capacity)
         wire["placement"] = _sorted_deep(self.placement)
         wire.update({field: _as_float(wire[field]) for field in POOL_SECONDS})
+        if self.state == OPEN:  # as it was before there were others
+            del wire["state"]
         return wire
 
     @classmethod
@@ -126,7 +135,7 @@ def check_config(pools: Mapping[str, PoolConfig], policies: Iterable[PolicyConfi
             by_pool[policy.pool].append((index, policy))
         elif name_problem(policy.pool) is None:
             expected = f"the name of a pool: {_listed(sorted(pools, key=str))}"
-            of_policies.append(Problem(("policies", index, "pool"), policy.pool, expected))
+            of_policies.append(Problem(("policies", index, "pool"), policy.pool, expected, 9))
     for name, pool in pools.items():
         of_policies += _check_shares(pool, by_pool[name])
     return problems + sorted(of_policies, key=lambda problem: problem.path[1])
@@ -141,6 +150,8 @@ def check_pool(pool: PoolConfig, path: Path) -> list[Problem]:
     problems += _check_amounts((*path, "capacity"), pool.capacity)
     if pool.queueing not in QUEUEINGS:
         problems.append(Problem((*path, "queueing"), pool.queueing, " or ".join(QUEUEINGS)))
+    if pool.state not in POOL_STATES:
+        problems.append(Problem((*path, "state"), pool.state, " or ".join(POOL_STATES)))
     for field in POOL_SECONDS:
         expected = seconds_problem(getattr(pool, field))
         if expected:
@@ -191,7 +202,7 @@ def _check_shares(pool: PoolConfig, policies: list[tuple[int, PolicyConfig]]) ->
         if requester in first_with:
             earlier = path_text(("policies", first_with[requester]))
             expected = f"one policy per requester and pool; {earlier} is this requester's on pool {pool_name}"
-            problems.append(Problem((*path, "requester"), requester, expected))
+            problems.append(Problem((*path, "requester"), requester, expected, 9))
             continue
         first_with[requester] = index
         reserved, limit = _integers(policy.reserved), _integers(policy.limit)
@@ -200,24 +211,24 @@ def _check_shares(pool: PoolConfig, policies: list[tuple[int, PolicyConfig]]) ->
                 if isinstance(pool.capacity, Mapping) and key not in pool.capacity:
                     keys = ", ".join(map(str, pool.capacity)) or "it has none"
                     problems.append(
-                        Problem((*path, field, key), amounts[key], f"a key of pool {pool.name}: {keys}")
+                        Problem((*path, field, key), amounts[key], f"a key of pool {pool.name}: {keys}", 9)
                     )
         for key, amount in reserved.items():
             if key not in capacity:
                 continue
             if key in limit and amount > limit[key]:
                 problems.append(
-                    Problem((*path, "reserved", key), amount, f"at most the policy's limit {limit[key]}")
+                    Problem((*path, "reserved", key), amount, f"at most the policy's limit {limit[key]}", 9)
                 )
             if amount > capacity[key]:
                 expected = f"at most the pool's capacity {capacity[key]}"
-                problems.append(Problem((*path, "reserved", key), amount, expected))
+                problems.append(Problem((*path, "reserved", key), amount, expected, 9))
             elif reserved_sum[key] + amount > capacity[key]:
                 expected = (
                     f"at most {max(0, capacity[key] - reserved_sum[key])}, since other policies reserve "
                     f"{reserved_sum[key]} of pool {pool_name}'s capacity {capacity[key]}"
                 )
-                problems.append(Problem((*path, "reserved", key), amount, expected))
+                problems.append(Problem((*path, "reserved", key), amount, expected, 9))
             reserved_sum[key] += amount
     return problems
 

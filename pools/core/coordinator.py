@@ -442,19 +442,26 @@ class Coordinator:
 
     # --- pools and policies (section 9)
 
-    def change(self, changes: Sequence[Sequence[Any]], id: str = "", by: str = "") -> int:
+    def change(
+        self, changes: Sequence[Sequence[Any]], id: str = "", by: str = "", since: int | None = None
+    ) -> int:
         """Change pools, policies, keys and limits, all of it or nothing; then each waiting request is admitted anew.
         Returns the version. With the id of a change that was made before nothing changes: the answer is its version.
 
-        Changes: as of `merge`. `by`: an operator.
+        Changes: as of `merge`. `by`: an operator. `since`: the version that they were made for.
 
         Raises:
             BadInput: what would come out breaks a rule of section 9; names field, value and what would be right.
-            Refused: no such pool or policy to take away; the id belongs to other changes (`id_in_use`).
+            Refused: no such pool or policy to take away; the id belongs to other changes (`id_in_use`);
+                the version is another by now (`changed_meanwhile`).
         """
         state = self.state
         if (made := state.made_before(id, changes)) is not None:
             return made
+        if since not in (None, state.version):
+            raise Refused(
+                "changed_meanwhile", f"the configuration is at {state.version} by now, not at {since}"
+            )
         self._emit(ev.Changed(state.version + 1, merge(state, changes), id, by))
         for kind, *rest in changes:
             # one that comes back under this name, perhaps with its old log, is told everything

@@ -8,7 +8,7 @@ numbered by the event that it follows from). What is soft (leases, the pools' an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgpack
@@ -17,7 +17,7 @@ from ray_pools.core import records as ev
 from ray_pools.core.access import LIMITS
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.link import took_the_place_of
-from ray_pools.core.quota import NO_POLICY, admission_cause
+from ray_pools.core.quota import DRAINING, NO_POLICY, admission_cause
 from ray_pools.core.requests import (
     FINAL,
     OPEN,
@@ -89,6 +89,8 @@ class CoordinatorState:
                 cause = (
                     NO_POLICY
                     if policy is None
+                    else DRAINING
+                    if self.pools[name].state == DRAINING
                     else admission_cause(positive, preemptible, self.pools[name].capacity, policy)
                 )
                 if cause is None and policy is not None:
@@ -323,8 +325,8 @@ class CoordinatorState:
 
     # --- the whole of it, as bytes
 
-    def dump(self) -> dict[str, Any]:
-        """The durable state as plain values, in an order that depends on nothing but the log."""
+    def dump(self, requests: Iterable[Request] | None = None) -> dict[str, Any]:
+        """The durable state as plain values, in an order that depends on the log alone. `requests`: only these."""
         dumped: dict[str, Any] = {
             "seq": self.seq,
             "clock": self.clock,
@@ -341,7 +343,12 @@ class CoordinatorState:
             "requester_keys": dict(sorted(self.requester_keys.items())),
             "operator_key": self.operator_key,
             "limits": dict(sorted(self.limits.items())),
-            "requests": [dump_request(self.requests[id]) for id in sorted(self.requests)],
+            "requests": [
+                dump_request(request)
+                for request in sorted(
+                    self.requests.values() if requests is None else requests, key=lambda each: each.id
+                )
+            ],
         }
         dumped["layout"] = {"keys": sorted(dumped), "fields": REQUEST_FIELDS}
         # no part of the layout, and left out where there are none: logs of before are the same states as ever

@@ -26,6 +26,8 @@ def cause(pool: Pool, attempt: Attempt) -> str | None:
         return quota.PAUSED
     if attempt.requester not in state.policies:
         return quota.NO_POLICY
+    if not state.is_open and state.config is not None:
+        return state.config.state
     use, need = state.ledger.uses[attempt.requester], state.need(attempt)
     if attempt.state == NOMINATED:
         return state.ledger.nominated_cause(need, use, attempt.preemptible)
@@ -70,6 +72,8 @@ def _waiting(pool: Pool, attempt: Attempt, found: str | None) -> tuple[str, dict
     if found == quota.PAUSED:
         left_s = max(0.0, attempt.not_before - pool.now)
         return f"{pool.name} could not place it, and tries again in {left_s:.0f} s", {"left_s": left_s}
+    if found in (quota.CORDONED, quota.DRAINING):
+        return _grants_nothing(pool.name, found), {}
     if found == quota.AT_LIMIT:
         return _at_limit(state, attempt)
     if found == quota.RESERVED_IN_USE:
@@ -79,6 +83,12 @@ def _waiting(pool: Pool, attempt: Attempt, found: str | None) -> tuple[str, dict
     if found == quota.AWAITING_PREEMPTION:
         return _awaiting(pool, attempt)
     return _waiting_capacity(pool, attempt)
+
+
+def _grants_nothing(pool: str, found: str) -> str:
+    if found == quota.CORDONED:
+        return f"an operator has cordoned {pool}: it grants nothing, and waiters keep their places"
+    return f"{pool} is being emptied, and takes no requests"
 
 
 def _at_limit(state: PoolState, attempt: Attempt) -> tuple[str, dict[str, Any]]:
@@ -287,6 +297,8 @@ def admission_text(
     """Why a pool does not admit a request, as a sentence with the numbers (docs/rules.md section 3)."""
     if policy is None:
         return f"requester {requester} has no policy on {pool}"
+    if found == quota.DRAINING:
+        return _grants_nothing(pool, found)
     for key, amount in amounts:
         if quota.admission_cause(((key, amount),), preemptible, capacity, policy) == found:
             if found == "no_capacity_for_key":

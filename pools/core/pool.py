@@ -302,7 +302,7 @@ class Pool:
     def _asked(self, id: str, k: int, what: str) -> None:
         """The coordinator asks the pool that runs the attempt (R1 as above)."""
         attempt = self._current(id, k)
-        back = what in ("give", "yield")
+        back = what in ("give", "yield", "evict")
         if attempt is None:
             if what == "lost":
                 self._emit(ev.Ended(id, k, "stopped", "the log of its pool was lost"), id)
@@ -311,7 +311,7 @@ class Pool:
         elif attempt.k != k:
             return
         elif attempt.state in (QUEUED, NOMINATED):
-            if what == "yield" or (what == "give" and attempt.state == QUEUED):
+            if what in ("yield", "evict") or (what == "give" and attempt.state == QUEUED):
                 self._end(attempt, "returned", "another pool opened")
             elif not back and what != "stopped":
                 self._end(attempt, "withdrawn", what)
@@ -322,6 +322,9 @@ class Pool:
             self._finish(attempt, how, "")
         elif what == "stopped" and attempt.state == PREEMPTING:
             self._finish(attempt, "stopped", ev.HOLDER_STOPPED)
+        elif what == "evict" and attempt.state == GRANTED:
+            self._emit(ev.Evicted(id, k, "its pool is being emptied"), id)
+            self._call_back([attempt])
 
     # --- what the shell reports
 
@@ -388,8 +391,6 @@ class Pool:
         self._emit(ev.Ending(attempt.id, attempt.k, how, why))
         self.effects.append(Unplace(attempt.id, attempt.k))
 
-    # --- starting
-
     def start(self, attempt: Attempt, victims: list[Attempt] | None) -> None:
         """Grant it; or, with victims, nominate it and tell them to stop, in one event (R4)."""
         self._unanswered.pop(attempt.id, None)
@@ -400,6 +401,10 @@ class Pool:
             return
         pairs = [[v.id, v.k] for v in victims]
         self._emit(ev.Nominated(attempt.id, attempt.k, pairs), attempt.id, *(v.id for v in victims))
+        self._call_back(victims)
+
+    def _call_back(self, victims: list[Attempt]) -> None:
+        """Their grace begins."""
         grace_s = self.state.config.grace_s if self.state.config else 0.0
         for victim in victims:
             self.deadlines[victim.id] = self.now + grace_s

@@ -15,7 +15,7 @@ import msgpack
 
 from ray_pools.core import quota
 from ray_pools.core import records as ev
-from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.core.config_rules import OPEN, PolicyConfig, PoolConfig
 from ray_pools.core.queue import (
     ENDED,
     ENDING,
@@ -69,6 +69,11 @@ class PoolState:
         return dict(self.config.capacity) if self.config else {}
 
     @property
+    def is_open(self) -> bool:
+        """It grants; else it is cordoned or draining (section 9)."""
+        return self.config is not None and self.config.state == OPEN
+
+    @property
     def places(self) -> bool:
         """Grants are placement groups here; else they only count."""
         return bool(self.config and self.config.placement)
@@ -107,8 +112,9 @@ class PoolState:
     def impossible_nomination(self) -> Attempt | None:
         """The last submitted of the nominations that no end of a grant can fulfil (section 6), if there are any.
 
-        They ask for a key that is booked beyond capacity; or together they are more than their requester's limit (or,
-        non-preemptible ones, than its share), so that each would wait for the other for ever.
+        The pool grants nothing any more; or they ask for a key that is booked beyond capacity; or together they are
+        more than their requester's limit (or, non-preemptible ones, than its share), so that each would wait for the
+        other for ever.
         """
         over = {key for key, total in self.capacity.items() if self.ledger.booked[key] > total}
         together: dict[str, quota.Use] = defaultdict(quota.Use)
@@ -121,7 +127,8 @@ class PoolState:
             a
             for a in self.nominated.values()
             for use in (together[a.requester],)
-            if any(
+            if not self.is_open
+            or any(
                 key in over
                 or use.claimed[key] - amount > limit_room
                 or (not a.preemptible and use.pinned[key] - amount > share_room)
@@ -252,6 +259,13 @@ class PoolState:
         attempt.owned = True
         attempt.notice_seq = self.seq
         self.nominated[event.id] = attempt
+
+    def _evicted(self, event: ev.Evicted, at: float) -> None:
+        attempt = self.attempts[event.id]
+        self._unbook(attempt)
+        attempt.state = PREEMPTING
+        attempt.notice_seq = self.seq
+        self.preempting[event.id] = attempt
 
     def _hold(self, attempt: Attempt) -> None:
         grants = self.holders.get(attempt.requester)
@@ -405,6 +419,7 @@ _APPLY: dict[type[Any], Any] = {
     ev.Granted: PoolState._granted,
     ev.Placed: PoolState._placed,
     ev.Nominated: PoolState._nominated,
+    ev.Evicted: PoolState._evicted,
     ev.Ending: PoolState._ending,
     ev.Ended: PoolState._ended,
     ev.Peer: PoolState._peer,

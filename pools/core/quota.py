@@ -22,6 +22,8 @@ RESERVED_IN_USE = "reserved_in_use"
 BEHIND_HEAD = "behind_head"
 NO_POLICY = "no_policy"
 PAUSED = "paused"
+CORDONED = "cordoned"
+DRAINING = "draining"
 NOMINATED = "nominated"
 
 # A request waits for capacity, and not for its own policy, when its cause is one of these (section 5).

@@ -96,6 +96,14 @@ class Nominated(NamedTuple):
     victims: list[list[Any]]
 
 
+class Evicted(NamedTuple):
+    """An operator wants the grant to end, and `why`: its holder is told to stop, as a victim is, for nobody."""
+
+    id: str
+    k: int
+    why: str
+
+
 class Ending(NamedTuple):
     """The grant is over for its holder; its capacity is free when its placement group is gone."""
 
@@ -185,7 +193,8 @@ class Told(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The pool that took the attempt must be told: `what` is one of release, cancel, expire, give, yield, stopped."""
+    """The pool that took the attempt must be told: `what` is one of release, cancel, expire, give, yield, stopped,
+    evict."""
 
     id: str
     k: int
@@ -284,6 +293,7 @@ Event = (
     | Granted
     | Placed
     | Nominated
+    | Evicted
     | Ending
     | Ended
     | Changed
@@ -336,6 +346,7 @@ _CLASSES: dict[int, tuple[type[Any], int]] = {
     21: (Denied, 1),
     22: (DeclaredLost, 1),
     23: (BegunAnew, 1),
+    24: (Evicted, 1),
 }
 _HEADERS: dict[type[Any], tuple[int, int]] = {cls: (tag, version) for tag, (cls, version) in _CLASSES.items()}
 

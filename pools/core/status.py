@@ -27,6 +27,7 @@ def pool_status(pool: Pool, queue_shown: int) -> dict[str, Any]:
     return {
         "name": pool.name,
         "capacity": state.capacity,
+        "state": state.config.state if state.config else "",
         "queueing": state.config.queueing if state.config else "",
         "held": state.usage(),
         "booked": {key: state.ledger.booked[key] for key in sorted(state.capacity)},

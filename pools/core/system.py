@@ -7,16 +7,17 @@ property tests run on it. It keeps each log in memory, as bytes, so that a resta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ray_pools.core import explain
 from ray_pools.core import records as ev
 from ray_pools.core.changes import raise_first
-from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.core.config_rules import CORDONED, PolicyConfig, PoolConfig
 from ray_pools.core.coordinator import Coordinator
 from ray_pools.core.coordinator_state import CoordinatorState
-from ray_pools.core.pool import Pool
+from ray_pools.core.eviction import evict
+from ray_pools.core.pool import Place, Pool, Unplace
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.requests import FINAL
 from ray_pools.errors import BadInput, Refused
@@ -42,6 +43,37 @@ class System:
             self.logs[name] = []
             self.pools[name] = self._open_pool(name)
         self.settle()
+
+    @classmethod
+    def copy_of(
+        cls,
+        coordinator: CoordinatorState,
+        pools: Mapping[str, PoolState],
+        now: float,
+        deadlines: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> System:
+        """Running actors as of one moment, to see what would come of something; it can't be restarted. Pools that are
+        not given count as unreachable. Placement groups come up and go at once. `deadlines`: of victims, per pool.
+
+        Raises:
+            Refused: the states are not of one moment (`shorter_log`): one remembers more of another than there is.
+        """
+        world = cls.__new__(cls)
+        world.now = max(now, coordinator.clock, *(pool.clock for pool in pools.values()))
+        world.logs = {"coordinator": [], **{name: [] for name in pools}}
+        seen = [peer.epoch for peer in coordinator.peers.values()]
+        seen += [pool.peer.epoch for pool in pools.values()]
+        world.epochs = dict.fromkeys(world.logs, max(seen, default=0) + 1)
+        world.decisions = 0
+        world.coordinator = Coordinator(coordinator, world.epochs["coordinator"], world.now)
+        world.pools = {name: Pool(name, pools[name], world.epochs[name], world.now) for name in sorted(pools)}
+        for name, pool in world.pools.items():
+            pool.deadlines.update((deadlines or {}).get(name, {}))
+            pool.effects = []  # what comes up just now, or goes, is not there yet
+        for name in set(coordinator.pools) - set(pools):
+            world.coordinator.set_silent(name)
+        world.settle()
+        return world
 
     # --- opening, and opening again
 
@@ -77,7 +109,13 @@ class System:
         step = self.coordinator.take_step()
         self.logs["coordinator"].extend((self.now, ev.pack(event)) for event in step.events)
         for name, pool in self.pools.items():
-            self.logs[name].extend((self.now, ev.pack(event)) for event in pool.take_step().events)
+            events, effects = pool.take_step()
+            self.logs[name].extend((self.now, ev.pack(event)) for event in events)
+            for effect in effects:
+                if isinstance(effect, Place):
+                    pool.placed(effect.id, effect.k, {})
+                elif isinstance(effect, Unplace):
+                    pool.gone(effect.id, effect.k)
 
     def deliver(self) -> None:
         """Every message, until nobody has news."""
@@ -139,6 +177,8 @@ class System:
         request = self.coordinator.state.requests[id]
         answers: dict[str, tuple[str, bool]] = {}
         for name in request.pools:
+            if name not in self.pools:  # of a copy: it does not answer
+                continue
             pool = self.pools[name]
             attempt = pool.state.attempts[id]
             answer, _ = pool.judge(attempt)
@@ -221,7 +261,28 @@ class System:
         merged = {**state.pools[pool].capacity, **capacity}
         now = {key: amount for key, amount in merged.items() if amount is not None}
         config = state.pools[pool]._replace(capacity=now)
-        self.coordinator.change([("pool", config, state.uids[pool])])
+        self.change([("pool", config, state.uids[pool])])
+
+    def cordon(self, pool: str, state: str = CORDONED) -> None:
+        """The pool grants nothing (cordoned), admits nothing either (draining), or is open again."""
+        known = self.coordinator.state
+        if pool not in known.pools:
+            raise Refused("unknown_pool", f"there is no pool {pool!r}", {"pool": pool})
+        self.change([("pool", known.pools[pool]._replace(state=state), known.uids[pool])])
+
+    def evict(self, pool: str) -> None:
+        """What a draining pool has granted is called back."""
+        evict(self.coordinator, pool)
+        self.settle()
+
+    def change(self, changes: Sequence[Sequence[Any]]) -> None:
+        """Any changes (`changes.merge`), all of them or nothing; pools may come and go."""
+        state, before = self.coordinator.state, set(self.coordinator.state.pools)
+        self.coordinator.change(changes)
+        for name in set(state.pools) - before:
+            self.logs[name] = []
+            self.pools[name] = self._open_pool(name)
+        self.pools = {name: self.pools[name] for name in sorted(self.pools) if name in state.pools}
         self.settle()
 
     # --- what is to be seen

@@ -29,7 +29,7 @@ def open_kinds(state: PoolState, now: float) -> Iterator[tuple[Kind, str | None]
     share, all that are not in theirs; else all, in a strict pool or once it starves.
     """
     ledger, config = state.ledger, state.config
-    if config is None:
+    if config is None or not state.is_open:
         return
     strict = config.queueing == "strict"
     starved_before = now - config.starvation_after_s
@@ -56,7 +56,7 @@ def open_kinds(state: PoolState, now: float) -> Iterator[tuple[Kind, str | None]
 
 def first(state: PoolState, now: float) -> tuple[Attempt | None, list[tuple[Kind, str]]]:
     """The first that can be granted; if there is none, all kinds that are not held back, in order."""
-    if state.nominated:
+    if state.nominated and state.is_open:
         for attempt in _nominated_in_order(state):
             use = state.ledger.uses[attempt.requester]
             if state.ledger.nominated_cause(state.need(attempt), use, attempt.preemptible) is None:
@@ -105,7 +105,7 @@ def judge(
 
     `promised`: room was promised to it before, so that what came to stand before it since does not count.
     """
-    if attempt.id in state.paused:
+    if attempt.id in state.paused or not state.is_open:
         return NO, None
     mine = state.queue.kind(attempt)
     if promised and mine.need is not None:
