@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
@@ -22,9 +21,8 @@ from ray_pools import wire
 from ray_pools.actors.coordinator import CoordinatorActor
 from ray_pools.actors.pool import PoolActor
 from ray_pools.actors.ray_groups import RayGroups
-from ray_pools.core.access import LIMITS
+from ray_pools.config_difference import access_difference, difference, timings_difference
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
-from ray_pools.core.timings import TIMINGS
 from ray_pools.errors import PoolsError, Refused, Unreachable
 from ray_pools.keys import operator_fields
 
@@ -32,7 +30,6 @@ _PREFIX = "ray-pools:"
 # An async actor that holds as many calls as it has concurrency answers no more: far above all long polls.
 _MAX_CONCURRENCY = 100_000
 _START_TIMEOUT_S = 60.0
-LIMITS_BY_DEFAULT = {name: default for name, (default, _) in LIMITS.items()}
 
 Progress = Callable[[str], None]
 
@@ -130,63 +127,33 @@ def up(
     }
 
 
-def difference(
-    before: Mapping[str, Any], pools: Mapping[str, PoolConfig], policies: list[PolicyConfig]
-) -> list[list[Any]]:
-    """The changes that lead from the running configuration to the given one.
-
-    Raises:
-        Refused: a running pool is missing in the given one.
+def add_pools(running: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Make the actors of pools that a running coordinator does not know yet (`running`: its configuration); until it
+    does, they do nothing. Call inside `empty_directory`, connected to the cluster. Returns those that were not there.
     """
-    running = {wire["name"]: wire for wire in before["pools"]}
-    extra = sorted(set(running) - set(pools))
-    if extra:
-        raise Refused(
-            "pool_missing",
-            f"pool {extra[0]!r} is running and not in the configuration: add it, or use another namespace",
+    namespace = running["namespace"]
+    there = set(running_actors(namespace))
+    made = [name for name in names if wire.pool_actor_name(name) not in there]
+    handles = [
+        _pinned(PoolActor, wire.pool_actor_name(name), namespace).remote(
+            running["store"], namespace, name, running["options"]
         )
-    changes: list[list[Any]] = []
-    for name, pool in pools.items():
-        if running.get(name) != pool.to_wire():
-            changes.append(["pool", pool.to_wire(), before["uids"].get(name) or uuid.uuid4().hex])
-    attached = {(p["requester"], p["pool"]): p for p in before["policies"]}
-    for policy in policies:
-        if attached.pop((policy.requester, policy.pool), None) != policy.to_wire():
-            changes.append(["policy", policy.to_wire()])
-    # those that go come first: their reserved amounts may be needed by those that come
-    return [*(["unpolicy", requester, pool] for requester, pool in sorted(attached)), *changes]
-
-
-def access_difference(before: Mapping[str, Any], access: Mapping[str, Any] | None) -> list[list[Any]]:
-    """The changes of keys and limits that lead from the running configuration to the given one."""
-    if access is None:
-        return []
-    changes: list[list[Any]] = []
-    running = before.get("requesters", {})  # an older coordinator knows of none
-    changes += [["unrequester", name] for name in sorted(set(running) - set(access["requesters"]))]
-    changes += [
-        ["requester", name, key] for name, key in access["requesters"].items() if running.get(name) != key
+        for name in made
     ]
-    if before.get("limits", LIMITS_BY_DEFAULT) != access["limits"]:
-        changes.append(["limits", access["limits"]])
-    if before.get("operators", {}) != access["operators"]:
-        changes.append(["operators", access["operators"]])
-    return changes
+    try:
+        for handle in handles:
+            ask(handle, {"op": "ping"})
+    except BaseException:
+        end_pools(namespace, made)
+        raise
+    return made
 
 
-def timings_difference(before: Mapping[str, Any], options: Mapping[str, Any]) -> list[list[Any]]:
-    """The changes of times that lead from the running configuration to the given options."""
-    running = before.get("timings", {})  # an older coordinator keeps those that it was made with
-    changes: list[list[Any]] = []
-    for section, values in running.items():
-        wanted = {
-            name: float(options[f"{section}_{name}"])
-            for name in TIMINGS.get(section, ())
-            if f"{section}_{name}" in options
-        }
-        if wanted and {**values, **wanted} != values:
-            changes.append([section, {**values, **wanted}])
-    return changes
+def end_pools(namespace: str, names: Iterable[str]) -> None:
+    """End the actors of pools that the coordinator does not know (any more). Their logs stay."""
+    for name in names:
+        with suppress(ValueError):  # it is not there
+            ray.kill(ray.get_actor(wire.pool_actor_name(name), namespace=namespace))
 
 
 def running_actors(namespace: str) -> list[str]:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from .core.access import check_access
+from .core.advice import advice
 from .core.config_rules import (
     DEFAULT_RESOURCES,
     POOL_SECONDS,
@@ -190,7 +191,21 @@ def load_config(path: str | Path, environ: Mapping[str, str] | None = None) -> C
     The store is the file's, else the environment's RAY_POOLS_STORE, else a folder per namespace under the
     user's state directory. A relative folder counts from where it was named: the file's folder, the working one.
     """
+    return load_with_warnings(path, environ)[0]
+
+
+def load_with_warnings(
+    path: str | Path, environ: Mapping[str, str] | None = None
+) -> tuple[Config, list[str]]:
+    """As `load_config`, with what is legal and surely not meant, each with file and line (`core.advice`)."""
     file = read_yaml(path, "CONFIG")
+    config = parse_config(file, Path(path).parent, environ)
+    found = advice(config.core_pools(), config.core_policies())
+    return config, [f"{_where(file, each.path)}: {each.text}" for each in found]
+
+
+def parse_config(file: YamlFile, base: Path, environ: Mapping[str, str] | None = None) -> Config:
+    """The configuration that a file holds; `base` is where a relative store counts from. BadInput as `load_config`."""
     env = os.environ if environ is None else environ
     if not isinstance(file.data, Mapping):
         raise BadInput(
@@ -199,7 +214,7 @@ def load_config(path: str | Path, environ: Mapping[str, str] | None = None) -> C
     config = _config_of(file)
     _check_values(config, file)
     if config.store:
-        store = store_address(config.store, Path(path).parent, "store", file.where(("store",)))
+        store = store_address(config.store, base, "store", file.where(("store",)))
     elif env.get(STORE_ENV):
         store = store_address(env[STORE_ENV], Path(), STORE_ENV)
     else:

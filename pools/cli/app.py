@@ -10,6 +10,7 @@ import importlib
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ray_pools import __version__
 from ray_pools.cli.output import Failed, Interrupted
@@ -18,6 +19,8 @@ from ray_pools.errors import PoolsError
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("ray_pools.cli.lifecycle:up", "Bring the pools of a configuration up."),
     "down": ("ray_pools.cli.lifecycle:down", "Take the pools down; their logs stay."),
+    "apply": ("ray_pools.cli.apply:apply", "Change running pools to what a configuration says."),
+    "export": ("ray_pools.cli.apply:export", "Print the configuration that runs as a file."),
     "status": ("ray_pools.cli.status:status", "What is held, borrowed and waiting, per pool."),
     "submit": ("ray_pools.cli.requests:submit", "Ask for capacity."),
     "would": ("ray_pools.cli.would:would", "What would become of a request, without submitting it."),
@@ -30,6 +33,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "ray_pools.cli.dashboard:dashboard",
         "Show the pools on a web page, now and at any moment.",
     ),
+    "describe": ("ray_pools.cli.explaining:describe", "Show one pool, or one request, in full."),
+    "why": ("ray_pools.cli.explaining:why", "Why a request waits, was rejected, or may be stopped."),
+    "history": ("ray_pools.cli.history:history", "What was decided, newest first, and why."),
     "log": (
         "ray_pools.cli.log:log",
         "Read a log, live: lines, a request's story, a check, a state, an export.",
@@ -40,7 +46,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "backup": ("ray_pools.cli.maintenance:backup", "Copy all logs, while the pools run."),
     "restore": ("ray_pools.cli.maintenance:restore", "Put the logs of a backup into an empty store."),
-    "pool": ("ray_pools.cli.pool:pool", "About one pool: declare-lost."),
+    "pool": ("ray_pools.cli.pool:pool", "Pools: create, update, delete, list, describe, cordon ..."),
+    "policy": ("ray_pools.cli.policy:policy", "Who may use which pool: attach, detach, list."),
     "upgrade": (
         "ray_pools.cli.maintenance:upgrade",
         "Go on with the code of this environment, from the same logs.",
@@ -56,6 +63,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "ray_pools.cli.advise:advise",
         "Advise shares for the teams of a trace; changes nothing.",
     ),
+    "completion": ("ray_pools.cli.completion:completion", "Shell completion for bash, zsh or fish."),
     "demo": ("ray_pools.cli.demo:demo", "Queueing, borrowing, reclaim and scale-up, told live."),
 }
 """Name to module:attribute and what `pools --help` says of it, so that help loads none of them."""
@@ -95,6 +103,17 @@ class LazyGroup(click.Group):
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names and help as above, so that a Tab loads no command."""
+        found = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return found + [
+            item for item in click.Command.shell_complete(self, ctx, incomplete) if item not in found
+        ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -25,15 +25,21 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 def pool_resources(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
     """KEY=AMOUNT, several times."""
+    option = param.opts[0]
     found: dict[str, int] = {}
     for text in given:
         key, equals, amount = text.partition("=")
         if not equals or not amount.strip().isdecimal():
-            raise BadInput("--resource", text, "KEY=AMOUNT with a whole number, such as licence=2")
+            raise BadInput(option, text, "KEY=AMOUNT with a whole number, such as licence=2")
         if key in found:
-            raise BadInput("--resource", text, f"{key} once")
+            raise BadInput(option, text, f"{key} once")
         found[key] = int(amount)
     return found
+
+
+def amounts_option(name: str, help: str) -> Callable[[Command], Command]:
+    """An option KEY=N that may be given several times."""
+    return click.option(name, metavar="KEY=N", multiple=True, callback=pool_resources, help=help)
 
 
 def _bundles(

@@ -43,9 +43,11 @@ def up(config: str, local: bool, cluster: str | None, address: str | None, as_js
 
     Safe to repeat. All of CONFIG is applied, or nothing.
     """
-    from ray_pools.config import load_config
+    from ray_pools.config import load_with_warnings
 
-    wanted = load_config(config)  # before any cluster is touched
+    wanted, warnings = load_with_warnings(config)  # before any cluster is touched
+    for warning in warnings:
+        progress(f"warning: {warning}")
     started: LocalCluster | None = None
     given = click.get_current_context().get_parameter_source("address")
     if local and given is click.core.ParameterSource.COMMANDLINE:

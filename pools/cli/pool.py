@@ -9,6 +9,7 @@ import click
 
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import print_json, progress
+from ray_pools.cli.pool_config import COMMANDS
 from ray_pools.errors import BadInput, PoolsError
 from ray_pools.keys import operator_fields
 
@@ -18,7 +19,11 @@ _LOOK_S = 0.3
 
 @click.group()
 def pool() -> None:
-    """About one pool."""
+    """Pools: make, change, close and take away, one by one."""
+
+
+for _command in COMMANDS:
+    pool.add_command(_command)
 
 
 @pool.command("declare-lost")

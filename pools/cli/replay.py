@@ -260,11 +260,11 @@ def _bring_up(config: Config, stack: contextlib.ExitStack) -> None:
 
 def _must_match(config: Config) -> None:
     """A replay changes nothing of pools that others use."""
-    from ray_pools.actors import deploy
     from ray_pools.client import connect
+    from ray_pools.config_difference import difference
 
     with connect(None, config.namespace, quiet=True) as client:
-        changes = deploy.difference(client.config(), config.core_pools(), config.core_policies())
+        changes = difference(client.config(), config.core_pools(), config.core_policies())
     if changes:
         raise Refused(
             "config_differs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 from ray_pools.cli.command_options import pool_resources
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import Interrupted, amounts_text, print_json, print_table, progress
+from ray_pools.cli.times import parse_since
 from ray_pools.cli.tokens import token_of
 from ray_pools.errors import BadInput, PoolsError, SlotError, WaitTimeout
 from ray_pools.keys import key_in_file
@@ -197,6 +199,9 @@ def _each(ids: tuple[str, ...], end: Callable[[str], Any], as_json: bool) -> Non
 @click.option("--requester", "-r", help="Only of this requester.")
 @click.option("--pool", help="Only what this pool holds, or has waiting.")
 @click.option("--state", "states", multiple=True, help="Only in this state; may be given several times.")
+@click.option(
+    "--since", metavar="TIME", help="Only what changed since: 10m, 2h, 3d (ago), or 2026-01-31T12:00."
+)
 @click.option("--limit", type=int, default=100, show_default=True, help="At most so many, the newest first.")
 @cluster_options
 @json_option
@@ -204,6 +209,7 @@ def requests(
     requester: str | None,
     pool: str | None,
     states: tuple[str, ...],
+    since: str | None,
     limit: int,
     address: str | None,
     namespace: str,
@@ -211,7 +217,8 @@ def requests(
 ) -> None:
     """List requests, the newest first."""
     with connect(address, namespace) as client:
-        views = client.list(requester=requester, pool=pool, states=states, limit=limit)
+        since_s = None if since is None else parse_since(since, client.ping().get("now") or time.time())
+        views = client.list(requester=requester, pool=pool, states=states, since=since_s, limit=limit)
         if pool is not None and not views:
             known = client.coordinator({"op": "status"})["pools"]
             if pool not in known:

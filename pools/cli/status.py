@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+import json
+import time
+from datetime import datetime
 from typing import Any
 
 import click
 
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import amounts_text, print_json, print_table
+from ray_pools.errors import BadInput
 
 
 @click.command()
+@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C; with --json an object per line.")
+@click.option(
+    "--every", metavar="SECONDS", type=float, default=2.0, show_default=True, help="With --watch: how often."
+)
 @cluster_options
 @json_option
-def status(address: str | None, namespace: str, as_json: bool) -> None:
+def status(watch: bool, every: float, address: str | None, namespace: str, as_json: bool) -> None:
     """What is held, borrowed and waiting, per pool and requester.
 
     booked is what is held or promised to a nominated request; borrowed is what goes beyond a requester's
     reserved amounts.
     """
+    if not 0.1 <= every < float("inf"):
+        raise BadInput("--every", every, "seconds, at least 0.1")
     with connect(address, namespace) as client:
-        found = client.status()
-    if as_json:
-        print_json({"namespace": namespace, **found})
-        return
+        while True:
+            found = client.status()
+            if watch and as_json:
+                click.echo(json.dumps({"namespace": namespace, **found}, ensure_ascii=False, default=str))
+            elif as_json:
+                print_json({"namespace": namespace, **found})
+            else:
+                if watch:
+                    click.clear()  # nothing where stdout is no terminal
+                    click.echo(datetime.now().strftime("%Y-%m-%d %H:%M:%S"))
+                _show(namespace, found)
+            if not watch:
+                return
+            time.sleep(every)
+
+
+def _show(namespace: str, found: dict[str, Any]) -> None:
     coordinator, pools = found["coordinator"], found["pools"]
     silent = {name: said["unreachable"] for name, said in pools.items() if "unreachable" in said}
     known = {name: said for name, said in pools.items() if name not in silent}
@@ -38,6 +61,9 @@ def status(address: str | None, namespace: str, as_json: bool) -> None:
             ("pool", "requester", "#prio", "#grants", "#waiting", "booked", "reserved", "limit"),
             [row for name, said in known.items() for row in requester_rows(name, said)],
         )
+    for name, said in known.items():
+        if said.get("state", "open") != "open":
+            click.echo(f"pool {name!r} is {said['state']}: it grants nothing new")
     for name, why in silent.items():
         click.echo(f"pool {name!r} does not answer: {why}")
     for name, why in coordinator.get("trouble", {}).items():

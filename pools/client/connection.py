@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .. import wire
-from ..errors import BadInput, PoolsError
+from ..errors import BadInput, PoolsError, Refused
 from ..keys import Keys
 from ..limits import check_integer, check_name
 from .authentication import one_line
@@ -17,8 +18,13 @@ from .background import Background
 from .transport import Caller, Transport, TryAgain
 from .views import STATES, View, is_final
 
+if TYPE_CHECKING:
+    from ..core.system import System
+
 COORDINATOR = wire.coordinator_actor_name()
 _STATUS_S = 5.0
+_COPY_TRIES = 20
+_COPY_PAUSE_S = 0.01
 
 Views = list[View]
 """Client has a method called list: inside its class the name is taken."""
@@ -48,9 +54,12 @@ class Connection:
         requester: str | None = None,
         pool: str | None = None,
         states: Collection[str] | None = None,
+        since: float | None = None,
         limit: int | None = None,
     ) -> Views:
-        """Requests, newest first: those of a requester, of a pool (held or waiting there), in these states."""
+        """Requests, newest first: those of a requester, of a pool (held or waiting there), in these states, to which
+        something happened since then (the core's time, in seconds).
+        """
         for name, value in (("requester", requester), ("pool", pool)):
             if value is not None:
                 check_name(name, value)
@@ -65,6 +74,7 @@ class Connection:
             "pool": pool,
             "states": sorted(states or ()),
             "limit": limit,
+            **({} if since is None else {"since": since}),
         }
         return cast(Views, self._coordinator(op)["requests"])
 
@@ -120,22 +130,51 @@ class Connection:
         """One operation of the coordinator, likewise."""
         return self._coordinator(operation)
 
-    def change(self, changes: Iterable[Sequence[Any]], id: str | None = None) -> int:
+    def copy(self) -> System:
+        """Coordinator and pools as they are now, as a copy in this process: whatever is done to it shows what would
+        come of it (`ray_pools.core.preview`). A pool that does not answer counts as unreachable in it.
+
+        Raises:
+            PoolsError: they change too fast to be seen in one moment.
+        """
+        from ..core.link import SHORTER_LOG
+        from ..core.preview import world_of  # drivers have no need of the cores
+
+        for attempt in range(_COPY_TRIES):
+            names = self._coordinator({"op": "config"})["uids"]
+            # pools first: of what they say the coordinator then knows all
+            found = self._ask_pools(sorted(names), {"op": "copy"})
+            pools = {name: said for name, said in found.items() if "unreachable" not in said}
+            coordinator = self._coordinator({"op": "copy"})
+            try:
+                return world_of(coordinator, pools)
+            except Refused as problem:
+                if problem.code != SHORTER_LOG:
+                    raise
+            time.sleep(_COPY_PAUSE_S * attempt)
+        raise PoolsError("the pools change too fast to be seen in one moment: try again")
+
+    def change(
+        self, changes: Iterable[Sequence[Any]], id: str | None = None, since: int | None = None
+    ) -> int:
         """Changes pools, policies, keys and limits, all or nothing; returns the configuration's new version. A change
         is a list such as ["policy", config]; docs/protocol.md, "Wire", has all kinds.
 
-        The same call again with the same `id` (by default each call has its own) changes nothing twice.
+        The same call again with the same `id` (by default each call has its own) changes nothing twice. since: the
+        version that the changes were made for.
 
         Raises:
             BadInput: the whole would break a rule (docs/rules.md section 9); nothing has changed.
-            Refused: the id belongs to other changes (`id_in_use`), what is to go is not there, or operators have a
-                key, and it is not this client's (`not_operator`).
+            Refused: the id belongs to other changes (`id_in_use`), what is to go is not there, the version is
+                another by now (`changed_meanwhile`), or operators have a key, and it is not this client's
+                (`not_operator`).
             Unreachable: not known whether it was changed; the same call with the same id is safe.
         """
         op = {
             "op": "change",
             "id": uuid.uuid4().hex if id is None else check_name("id", id),
             "changes": [[*change] for change in changes],
+            **({} if since is None else {"since": since}),
             **self._keys.of_operator(),
         }
         version: int = self._coordinator(op)["version"]
