@@ -122,7 +122,7 @@ def describe(name: str, kind: str | None, address: str | None, namespace: str, a
 
 
 def pool_described(client: Client, name: str) -> dict[str, Any]:
-    """A pool's configuration, policies, status, and the requests that hold there. BadInput for one that is not there."""
+    """A pool's configuration, policies, status, and what holds there. BadInput for one that is not there."""
     config = client.config()
     found = next((pool for pool in config["pools"] if pool["name"] == name), None)
     if found is None:
