@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "describe": ("ray_pools.cli.explaining:describe", "Show one pool, or one request, in full."),
     "why": ("ray_pools.cli.explaining:why", "Why a request waits, was rejected, or may be stopped."),
     "history": ("ray_pools.cli.history:history", "What was decided, newest first, and why."),
+    "events": ("ray_pools.cli.events:events", "Preemptions, expiries, rejections as they come; webhooks."),
     "log": (
         "ray_pools.cli.log:log",
         "Read a log, live: lines, a request's story, a check, a state, an export.",
