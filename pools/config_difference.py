@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .core.access import LIMITS
-from .core.config_rules import DRAINING, PolicyConfig, PoolConfig
+from .core.config_rules import DRAINING, OPEN, PolicyConfig, PoolConfig
 from .core.timings import TIMINGS
 from .errors import Refused
 
@@ -87,12 +87,13 @@ _TOLD = ("capacity", "priority", "reserved", "limit", "queueing", "grace_s")
 
 def difference_words(before: Mapping[str, Any], changes: Iterable[list[Any]]) -> list[str]:
     """One line per change: `+` is new, `~` another than before, `-` goes."""
-    pools = {wire["name"]: wire for wire in before["pools"]}
+    pools = {wire["name"]: {"state": OPEN, **wire} for wire in before["pools"]}
     policies = {(wire["requester"], wire["pool"]): wire for wire in before["policies"]}
     lines = []
     for kind, *rest in changes:
         if kind == "pool":
-            lines.append(_changed(f"pool {rest[0]['name']}", pools.get(rest[0]["name"]), rest[0]))
+            wanted = {"state": OPEN, **rest[0]}
+            lines.append(_changed(f"pool {wanted['name']}", pools.get(wanted["name"]), wanted))
         elif kind == "policy":
             key = rest[0]["requester"], rest[0]["pool"]
             lines.append(_changed(f"policy of {key[0]} on {key[1]}", policies.get(key), rest[0]))

@@ -152,7 +152,7 @@ class Watch:
         return state
 
     def _starving(self, now: float) -> Iterator[Notice]:
-        """Who waits for longer than its first pool's `starvation_after_s` (docs/rules.md section 5) and was not told."""
+        """Who waits for longer than its first pool's `starvation_after_s` (docs/rules.md section 5); not yet told."""
         state = self._coordinator()
         waiting = {request.id: request for request in state.waiting_or_holding.values() if request.waits}
         self.cursor.starving &= set(waiting)

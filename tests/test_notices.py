@@ -1,7 +1,7 @@
 """Events out (`pools events`, webhooks): out of the logs of live actors, in order, each at least once.
 
-Faults it stands for: an event that is lost when the receiver or this process dies, or that is told for ever; a user's text
-that Slack takes for a link or a mention; a secret address in an error.
+Faults it stands for: an event that is lost when the receiver or this process dies, or that is told for ever; a user's
+text that Slack takes for a link or a mention; a secret address in an error.
 """
 
 from __future__ import annotations

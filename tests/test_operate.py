@@ -136,7 +136,7 @@ def test_a_cordoned_pool_grants_nothing_and_waiters_keep_their_place(
     live: ShellPools, tmp_path: Path
 ) -> None:
     live.submit("b1", "b", 2)
-    assert "~ pool p: state none -> cordoned" in done(live, "pool", "cordon", "p")
+    assert "~ pool p: state open -> cordoned" in done(live, "pool", "cordon", "p")
     live.submit("b2", "b", 1)
     live.submit("a1", "a", 2)  # the other pool still grants
     live.submit("a2", "a", 2)
