@@ -1,7 +1,7 @@
 """The shells of coordinator and pools on an event loop of their own, without Ray: live actors for clients and commands.
 
-All is real but the calls between processes, which are calls of `call` here, and placement: pools only count. The store
-is sqlite, so that commands that read logs find them.
+All is real but the calls between processes, which are calls of `call` here, and placement groups. The store is sqlite,
+so that commands that read logs find them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import ray
 from click.testing import CliRunner, Result
 
 from ray_pools import wire
@@ -38,16 +39,40 @@ OPTIONS: dict[str, Any] = {
 SETTLE_S = 30.0
 
 
+class NoGroups:
+    """In the place of a pool's placer: a group is ready at once and gone at once, and no Ray is asked."""
+
+    def __init__(self, namespace: str, pool: str, post: Callable[..., None]) -> None:
+        self._post = post
+
+    def configure(self, placement: object) -> None:
+        pass
+
+    def reconcile(self, expected: object, placed: object) -> None:
+        self._post("cleared", "", 0)
+
+    def place(self, id: str, k: int, amounts: object, options: object) -> None:
+        self._post("placed", id, k, {"pg": f"{id}/{k}", "bundles": [], "strategy": "PACK"})
+
+    def unplace(self, id: str, k: int) -> None:
+        self._post("gone", id, k)
+
+    def close(self) -> None:
+        pass
+
+
 class ShellPools:
     """A transport, and the actors behind it."""
 
     def __init__(self, store: str, namespace: str) -> None:
         self.store, self.namespace = store, namespace
         self.shells: dict[str, Any] = {}
+        self._had_ray = ray.is_initialized()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shells", daemon=True)
         self._thread.start()
         self._made = [mock.patch.object(PeerCaller, "_exchange", self._exchanger())]
+        self._made.append(mock.patch("ray_pools.actors.pool.Placer", NoGroups))
         for name in ("add_pools", "end_pools"):
             self._made.append(mock.patch.object(deploy, name, getattr(self, name)))
         for patch in self._made:
@@ -196,6 +221,7 @@ class ShellPools:
             shell.store.close()
         for patch in self._made:
             patch.stop()
+        assert ray.is_initialized() == self._had_ray, "something here connected to a Ray cluster"
 
 
 @contextmanager

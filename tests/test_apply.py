@@ -88,32 +88,32 @@ def test_a_second_apply_has_nothing_to_do(live: ShellPools, tmp_path: Path) -> N
     assert live.seq() == before
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "line", "words"),
-    [
-        ("reserved: {gpu: 2}", "reserved: {gpu: 9}", 5, "at most the pool's capacity 4"),
-        ("{pool: q, requester: a}", "{pool: p, requester: a}", 6, "one policy per requester and pool"),
-        (
-            "requester: b, priority: 9",
-            "requester: b, reserved: {gpu: 3}",
-            7,
-            "since other policies reserve 2",
-        ),
-        ("requester: b, priority: 9", "requester: b, limit: {tpu: 3}", 7, "a key of pool p: gpu"),
-        ("{pool: q, requester: a}", "{pool: z, requester: a}", 6, "the name of a pool: p, q"),
-    ],
+BROKEN = (
+    ("reserved: {gpu: 2}", "reserved: {gpu: 9}", 5, "at most the pool's capacity 4"),
+    ("{pool: q, requester: a}", "{pool: p, requester: a}", 6, "one policy per requester and pool"),
+    (
+        "requester: b, priority: 9",
+        "requester: b, reserved: {gpu: 3}",
+        7,
+        "since other policies reserve 2",
+    ),
+    ("requester: b, priority: 9", "requester: b, limit: {tpu: 3}", 7, "a key of pool p: gpu"),
+    ("{pool: q, requester: a}", "{pool: z, requester: a}", 6, "the name of a pool: p, q"),
 )
+"""What stands in the file, what stands there instead, the line, and words of the error."""
+
+
 def test_a_file_that_breaks_a_rule_changes_nothing_and_says_line_and_rule(
-    live: ShellPools, tmp_path: Path, old: str, new: str, line: int, words: str
+    live: ShellPools, tmp_path: Path
 ) -> None:
-    file = tmp_path / "pools.yaml"
-    file.write_text(CONFIG.replace(old, new).replace("grace_s: 60", "grace_s: 5"))
-    before = live.seq()
-    done = live.run("apply", str(file))
-    assert done.exit_code == 2
-    assert f"pools.yaml:{line}" in done.stderr
-    assert words in done.stderr
-    assert "docs/rules.md, section 9" in done.stderr
+    file, before = tmp_path / "pools.yaml", live.seq()
+    for old, new, line, words in BROKEN:
+        file.write_text(CONFIG.replace(old, new).replace("grace_s: 60", "grace_s: 5"))
+        done = live.run("apply", str(file))
+        assert done.exit_code == 2
+        assert f"pools.yaml:{line}" in done.stderr
+        assert words in done.stderr
+        assert "docs/rules.md, section 9" in done.stderr
     assert live.seq() == before
 
 

@@ -124,7 +124,9 @@ def prepare(live: ShellPools, page: str) -> None:
     live.submit("toolarge", "research", 64)
 
 
-@pytest.mark.parametrize("page", ["admins", "coming-from", "troubleshooting"])
+@pytest.mark.parametrize(
+    "page", [pytest.param("admins", marks=pytest.mark.slow), "coming-from", "troubleshooting"]
+)
 def test_commands_print_what_is_shown(page: str, tmp_path: Path) -> None:
     with terminal(tmp_path) as live:
         prepare(live, page)
@@ -168,6 +170,7 @@ def test_snippets_run(text: str, shell: Shell) -> None:
     shell.run("python snippet.py")
 
 
+@pytest.mark.slow
 def test_the_callback_of_the_admins_guide_runs(tmp_path: Path) -> None:
     (text,) = blocks("admins", "python")
     with terminal(tmp_path) as live:

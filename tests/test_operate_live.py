@@ -34,7 +34,7 @@ policies:
 PLACED = """\
   r: {capacity: {gpu: 2}, grace_s: 1, placement: {labels: {ray.io/market-type: spot}}}
 policies:
-  - {pool: r, requester: c}
+  - {pool: r, requester: d}
 """
 
 
@@ -114,15 +114,15 @@ def test_pools_come_by_apply_and_go_by_delete(live: LivePools) -> None:
     exported = live.folder / "exported.yaml"
     cli(live, "export", "-o", str(exported))
     assert "nothing to do" in cli(live, "apply", str(exported))
-    with submit(live, "c1", "c", 1).wait(WAIT_S):
+    with submit(live, "d1", "d", 1).wait(WAIT_S):
         cli(live, "pool", "cordon", "r")
-        waiting = submit(live, "c2", "c", 1)
-        assert "cordoned" in cli(live, "why", "c2")
+        waiting = submit(live, "d2", "d", 1)
+        assert "cordoned" in cli(live, "why", "d2")
         said = json.loads(cli(live, "pool", "delete", "r", "--yes", "--force", "--json"))
     assert said["deleted"]
     assert waiting.status()["state"] == "rejected"
-    assert live.client.get("c1")["state"] == "preempted"
+    assert live.client.get("d1")["state"] == "preempted"
     assert deploy.running_actors("operate") == ["ray-pools:coordinator", "ray-pools:pool:p"]
-    history = json.loads(cli(live, "history", "--request", "c1", "--json"))
+    history = json.loads(cli(live, "history", "--request", "d1", "--json"))
     assert any(each["event"] == "Evicted" for each in history)
-    assert "preemption: request c1 of c must stop in r" in cli(live, "events", "--from-start", "--once")
+    assert "preemption: request d1 of d must stop in r" in cli(live, "events", "--from-start", "--once")
