@@ -19,6 +19,7 @@ import pytest
 from live_pools import WAIT_S, LivePools, live_pools
 
 from ray_pools.actors import deploy
+from ray_pools.errors import SlotPreempted
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -114,11 +115,13 @@ def test_pools_come_by_apply_and_go_by_delete(live: LivePools) -> None:
     exported = live.folder / "exported.yaml"
     cli(live, "export", "-o", str(exported))
     assert "nothing to do" in cli(live, "apply", str(exported))
-    with submit(live, "d1", "d", 1).wait(WAIT_S):
-        cli(live, "pool", "cordon", "r")
-        waiting = submit(live, "d2", "d", 1)
-        assert "cordoned" in cli(live, "why", "d2")
-        said = json.loads(cli(live, "pool", "delete", "r", "--yes", "--force", "--json"))
+    slot = submit(live, "d1", "d", 1).wait(WAIT_S)
+    cli(live, "pool", "cordon", "r")
+    waiting = submit(live, "d2", "d", 1)
+    assert "cordoned" in cli(live, "why", "d2")
+    said = json.loads(cli(live, "pool", "delete", "r", "--yes", "--force", "--json"))
+    with pytest.raises(SlotPreempted):  # its holder hears of it
+        slot.check()
     assert said["deleted"]
     assert waiting.status()["state"] == "rejected"
     assert live.client.get("d1")["state"] == "preempted"

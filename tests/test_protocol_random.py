@@ -18,7 +18,9 @@ import pytest
 from live_style import COORDINATOR, Flight, LiveStyle, Stopped
 
 from ray_pools.core import explain
-from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.core import records as ev
+from ray_pools.core.config_rules import CORDONED, DRAINING, OPEN, PolicyConfig, PoolConfig
+from ray_pools.core.eviction import evict
 from ray_pools.core.pool import Place, Pool
 from ray_pools.core.queue import GRANTED, PREEMPTING
 from ray_pools.core.requests import FINAL
@@ -279,6 +281,55 @@ def test_whatever_goes_wrong_no_rule_is_broken_and_nothing_is_left_behind(block:
         seen["refused"] += len(adversary.world.refusals)
         adversary.world.close()
     assert min(seen[what] for what in _FAULTS) > 5, seen
+
+
+class Closing(Adversary):
+    """With an operator who cordons, drains, empties and opens pools again (docs/rules.md section 9)."""
+
+    def change(self) -> None:
+        rng, world = self.rng, self.world
+        state = world.coordinator.state
+        if not state.pools or rng.random() < 0.4:
+            super().change()
+            return
+        name, to = rng.choice(list(state.pools)), rng.choice([CORDONED, DRAINING, DRAINING, OPEN])
+        change = ("pool", state.pools[name]._replace(state=to), state.uids[name])
+        if world.try_to(lambda: world.ask("change", [change])):
+            self.seen[to] += 1
+        for _ in range(rng.choice([0, 1, 2]) if to == DRAINING else 0):
+            world.try_to(lambda: world.turn(COORDINATOR, lambda core: evict(core, name, "alice@host")))
+            self.shake()
+
+    def calm(self) -> None:
+        state = self.world.coordinator.state
+        self.seen["evicted"] += sum(
+            isinstance(ev.unpack(row.body), ev.Evicted)
+            for who, store in self.world.stores.items()
+            if who != COORDINATOR
+            for row in store.read()
+        )
+        for name, pool in list(state.pools.items()):
+            opened = ("pool", pool._replace(state=OPEN), state.uids[name])
+            while not self.world.try_to(lambda: self.world.ask("change", [opened])):  # noqa: B023 - called at once
+                pass
+        super().calm()
+
+
+@pytest.mark.parametrize(
+    "block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 10))]
+)
+def test_pools_that_are_closed_and_emptied_break_no_rule_and_leave_nothing_behind(block: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(block * 20, block * 20 + 20):
+        adversary = Closing(seed)
+        try:
+            adversary.play(40)
+        except BaseException as error:
+            error.args = (f"seed {seed}: {error}",)
+            raise
+        seen += adversary.seen
+        adversary.world.close()
+    assert min(seen[what] for what in (CORDONED, DRAINING, OPEN, "evicted", "lost", "restart")) > 3, seen
 
 
 _FAULTS = (
