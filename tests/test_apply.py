@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from random_cases import random_case
 from shell_pools import ShellPools, shell_pools
 
 from ray_pools.config import load_with_warnings
 from ray_pools.core import quota
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
-from ray_pools.core.preview import preview, world_of
-from ray_pools.core.system import System
+from ray_pools.core.preview import copied, preview, world_of
+from ray_pools.core.system import System, make_world
 from ray_pools.errors import Refused
+from ray_pools.scenario import build_world, play_step
 
 CONFIG = """\
 pools:
@@ -298,6 +300,43 @@ def test_a_preview_of_a_pool_that_does_not_answer_counts_on_the_others() -> None
     )
     seen = preview(copy, [("pool", PoolConfig("q", {"gpu": 2}), "q#1")])
     assert seen["granted"] == [{"id": "a3", "requester": "a", "pool": "q"}]
+
+
+CHANGES = ("attach", "detach", "set_capacity", "submit", "cancel", "release")
+
+
+def copy_of(world: System) -> System:
+    return world_of(
+        {"state": copied(world.coordinator.state), "now": world.now},
+        {
+            name: {"state": pool.state.dump(), "now": world.now, "deadlines": dict(pool.deadlines)}
+            for name, pool in world.pools.items()
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 9))]
+)
+def test_a_copy_goes_on_as_what_it_is_a_copy_of(block: int) -> None:
+    """At each change of a random story: the same states, queues and causes, before and after it."""
+    compared = 0
+    for seed in range(block * 8, block * 8 + 8):
+        case = random_case(seed)
+        world = build_world(case, make_world)
+        for step in case.steps:
+            copy, known = copy_of(world), set(world.states())
+            id = str(step.argument.get("id") if isinstance(step.argument, dict) else step.argument)
+            over = id in known and id not in copy.states()  # what is over is not copied
+            refused = play_step(world, step)
+            if over or step.verb not in CHANGES:
+                continue
+            assert (play_step(copy, step) is None) == (refused is None), f"seed {seed}: {step}"
+            live = {id: state for id, state in world.states().items() if id in copy.states()}
+            assert copy.states() == live, f"seed {seed}: {step}"
+            assert copy.queue() == world.queue(), f"seed {seed}: {step}"
+            compared += 1
+    assert compared > 50
 
 
 def test_cordoning_is_seen_before(live: ShellPools) -> None:
