@@ -54,7 +54,7 @@ def matching(state: CoordinatorState, op: Mapping[str, Any]) -> list[Request]:
         r
         for r in state.requests.values()
         if (requester is None or r.requester == requester)
-        and (pool is None or r.owner == pool or pool in r.pools)
+        and (pool is None or r.owner == pool or (not r.owner and pool in r.pools))
         and (not states or r.shown in states)
         and max(r.submitted_at, r.told_at, r.finished_at) >= since
     ]

@@ -119,12 +119,12 @@ class _CoordinatorTeller:
         text = self._text(event)
         if text:
             requester = known.requester if known is not None else ""
-            said = f"{_named(id, requester)}: {text}" if id else text
+            said = f"{_named(id, requester)}: {text}" if id and not isinstance(event, ev.Submitted) else text
             yield Decision(COORDINATOR, seq, at, type(event).__name__, id, requester, said)
 
     def _text(self, event: Any) -> str:
         if isinstance(event, ev.Submitted):
-            return "" if event.pools else words(event)
+            return "" if event.pools else f"{event.id} of {words(event)}"
         if isinstance(event, ev.Opened):
             return words(event) if event.k > 1 else ""
         if isinstance(event, ev.Finished):

@@ -89,7 +89,9 @@ def why_lines(said: dict[str, Any]) -> list[str]:
         lines.append(f"  {pool}: {head}: {text}" if head else f"  {pool}: {text}")
     if not said["pools"]:
         lines.append(f"  {said['text']}")
-    if view["state"] in ("preempted", "expired", "cancelled"):
+    if view["state"] in ("preempting", "preempted"):
+        lines.append(f"  for whom, and why: pools history --request {view['id']}")
+    elif view["state"] in ("expired", "cancelled"):
         lines.append(f"  its story: pools log --request {view['id']}")
     return lines
 
