@@ -307,7 +307,7 @@ CHANGES = ("attach", "detach", "set_capacity", "submit", "cancel", "release")
 
 def copy_of(world: System) -> System:
     return world_of(
-        {"state": copied(world.coordinator.state), "now": world.now},
+        copied(world.coordinator),
         {
             name: {"state": pool.state.dump(), "now": world.now, "deadlines": dict(pool.deadlines)}
             for name, pool in world.pools.items()

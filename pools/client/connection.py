@@ -143,7 +143,7 @@ class Connection:
         for attempt in range(_COPY_TRIES):
             names = self._coordinator({"op": "config"})["uids"]
             # pools first: of what they say the coordinator then knows all
-            found = self._ask_pools(sorted(names), {"op": "copy"})
+            found = self.ask_pools(sorted(names), {"op": "picture"})
             pools = {name: said for name, said in found.items() if "unreachable" not in said}
             coordinator = self._coordinator({"op": "copy"})
             try:
