@@ -18,6 +18,7 @@ from .core import records as ev
 from .core.coordinator_state import CoordinatorState
 from .core.pool_state import PoolState
 from .core.queue import NOMINATED
+from .core.victims import OPERATOR, reason
 from .errors import BadInput
 from .log_story import COORDINATOR, pool_log
 from .log_view import base_state, events, pools_in
@@ -238,14 +239,12 @@ class _Teller:
             asker.preemptible,
             nominated=asker.state == NOMINATED,
         )
-        reason = "evicted" if asker is None else "reclaim" if share else "priority"
-        whom = (
-            "an operator empties the pool"
-            if asker is None
-            else f"for {asker.id} of {asker.requester} ({reason})"
-        )
         for id, k in victims:
             victim = state.attempts[id]
+            why, whom = OPERATOR, "an operator empties the pool"
+            if asker is not None:
+                why = reason(asker.requester, share, victim.requester)
+                whom = f"for {asker.id} of {asker.requester} ({why})"
             yield Notice(
                 f"{self.log}:{seq}:{id}",
                 "preemption",
@@ -256,7 +255,7 @@ class _Teller:
                 f"request {id} of {victim.requester} must stop in {pool} within {grace_s:g} s: {whom}",
                 {
                     "attempt": k,
-                    "reason": reason,
+                    "reason": why,
                     "for": asker.id if asker is not None else "",
                     "for_requester": asker.requester if asker is not None else "",
                     "grace_s": grace_s,

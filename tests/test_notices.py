@@ -70,7 +70,7 @@ def test_an_emptied_pool_says_that_an_operator_did_it(live: ShellPools) -> None:
     live.run("pool", "delete", "p", "--yes", "--no-wait", "--force")
     live.until(b1="preempting")
     (notice,) = told(live, kinds=["preemption"])
-    assert (notice.details["reason"], notice.details["for"]) == ("evicted", "")
+    assert (notice.details["reason"], notice.details["for"]) == ("operator", "")
 
 
 def test_who_starves_is_told_once_and_again_only_if_it_comes_back(live: ShellPools, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDING, HOLDING, NOMINATED, PREEMPTING
 from ray_pools.core.quota import Ledger, need_of
 from ray_pools.core.records import Amounts
-from ray_pools.core.victims import reason
+from ray_pools.core.victims import OPERATOR, reason
 
 WAITING, HOLDS = "waiting", "holding"
 
@@ -166,6 +166,13 @@ class PoolMeter:
                 self.samples.count("pools_preemptions", self.pool, label, why)
                 self._leaving(victim, True)
         self._nominate(asker)
+
+    def _evicted(self, event: ev.Evicted, at: float) -> None:
+        victim = self._known.get(event.id)
+        if victim is not None:
+            label = self._requesters.label(victim.requester)
+            self.samples.count("pools_preemptions", self.pool, label, OPERATOR)
+            self._leaving(victim, True)
 
     def _in_share(self, asker: _Known) -> bool:
         policy = self._policies.get(asker.requester)
@@ -336,6 +343,7 @@ _OF_POOL: Mapping[type[Any], Any] = {
     ev.Granted: PoolMeter._granted,
     ev.Placed: PoolMeter._placed,
     ev.Nominated: PoolMeter._nominated,
+    ev.Evicted: PoolMeter._evicted,
     ev.Ending: PoolMeter._ending,
     ev.Ended: PoolMeter._ended,
     ev.BegunAnew: PoolMeter._begun_anew,

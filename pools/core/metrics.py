@@ -62,7 +62,7 @@ SPECS: dict[str, Spec] = {
             "pools_preemptions",
             COUNTER,
             (*_TEAM, "reason"),
-            "Grants of the requester that were told to stop; reason: reclaim, priority, own.",
+            "Grants of the requester that were told to stop; reason: reclaim, priority, own, operator.",
         ),
         Spec(
             "pools_evictions",

@@ -16,7 +16,7 @@ import msgpack
 from ..core import records as ev
 from ..core.pool_state import PoolState
 from ..core.queue import HOLDING, Attempt
-from ..core.victims import reason
+from ..core.victims import OPERATOR, reason
 from ..errors import PoolsError
 from ..log_story import pool_log
 from ..log_tale import tale
@@ -93,6 +93,8 @@ class Follower:
             self.first_at = at
         if isinstance(event, ev.Nominated):
             self._nominated(event, at)
+        elif isinstance(event, ev.Evicted) and (held := self.holding.get((event.id, event.k))) is not None:
+            held.told_at, held.seq, held.reason = at, state.seq + 1, OPERATOR
         state.apply(event, at)
         if isinstance(event, ev.Granted):
             self.holds(state.attempts[event.id])

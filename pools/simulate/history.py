@@ -178,6 +178,8 @@ def _read(pool: str, at: float, event: Any, requests: dict[str, Past], decisions
                 requests[id].attempts[k][pool].called_at = at
         return
     past = requests.get(getattr(event, "id", ""))
+    if isinstance(event, ev.Evicted) and past is not None and pool in past.attempts.get(event.k, {}):
+        past.attempts[event.k][pool].called_at = at
     if past is None or not isinstance(event, (ev.Queued, ev.Granted, ev.Placed, ev.Ending, ev.Ended)):
         return
     if isinstance(event, ev.Queued):

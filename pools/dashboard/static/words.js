@@ -7,12 +7,15 @@ const CAUSES = {
   reserved_in_use: "its team's reserved share is in use",
   behind_head: "another goes before it",
   paused: "could not be placed; tried again soon",
+  cordoned: "an operator has closed the pool",
+  draining: "the pool is being emptied",
   no_policy: "its team has no policy here any more",
 };
 const REASONS = {
   reclaim: "a share was taken back",
   priority: "a higher priority",
   own: "its own team's protected work",
+  operator: "an operator empties the pool",
 };
 const ENDS = {
   released: "given back",
