@@ -157,7 +157,7 @@ export class Timeline {
       setAttribute(line, "x2", x);
       setAttribute(line, "y1", AXIS);
       setAttribute(line, "y2", AXIS + HEIGHT + 4);
-      setAttribute(text, "x", Math.min(Math.max(view.x(at), 24), view.width - 24).toFixed(1));
+      setAttribute(text, "x", Math.min(Math.max(view.x(at), 32), view.width - 32).toFixed(1));
       setAttribute(text, "y", HEIGHT + 2 * AXIS - 3);
       setText(text, view.to - view.from > 86400 ? clock(at, true).slice(0, -3) : clock(at).slice(0, view.to - view.from > 600 ? 5 : 8));
     });
