@@ -126,7 +126,8 @@ class Reference:
                     self.where[event.id] = name, event.k
                     self._ahead(now + rows[event.id].duration_s, event.id, event.k, "runs")
                 elif isinstance(event, ev.Nominated):
-                    for id, k in event.victims:
+                    # one that has stopped without grace, and was granted elsewhere, runs there already
+                    for id, k in (each for each in event.victims if self.where[each[0]] == (name, each[1])):
                         self._ahead(now + self.stop_s[name], id, k, "stops")
                 elif isinstance(event, ev.Ended) and self.where.get(event.id) == (name, event.k):
                     self.phase.pop(event.id)

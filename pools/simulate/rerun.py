@@ -262,6 +262,11 @@ class Rerun:
         coming = [a for a in again.past.attempts.get(request.k + 1, {}).values() if a.queued_at >= 0]
         at = now + self.enqueue_s
         if before is not None and before.free_at >= 0:
+            if not coming and again.past.state in ("released", "expired"):
+                # its holder gave it back just before it was stopped by force
+                again.state, again.ended_at = again.past.state, now
+                self.world.requests.pop(request.id)
+                return
             if not coming and (not again.past.state or again.past.gave_up_at is not None):
                 return  # the log ended, or nobody wanted it any more, before a pool heard of it
             if coming:
