@@ -9,7 +9,7 @@ import click
 
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import amounts_text, print_json, print_table
-from ray_pools.errors import BadInput, Refused
+from ray_pools.errors import BadInput, PoolsError, Refused
 
 if TYPE_CHECKING:
     from ray_pools.client import Client
@@ -59,7 +59,10 @@ def explained(client: Client, id: str) -> dict[str, Any]:
                 )
             pools[pool] = {"pool": pool, "cause": cause, "text": text}
     else:
-        pools = client.explain(id)
+        try:
+            pools = client.explain(id, estimate=view["state"] == "queued")
+        except PoolsError:  # the estimate alone needs all pools, and their version
+            pools = client.explain(id)
     return {"request": dict(view), "pools": pools, "text": str(Explanation(view, pools))}
 
 
@@ -71,6 +74,8 @@ def _policy(wire: dict[str, Any]) -> Any:
 
 def why_lines(said: dict[str, Any]) -> list[str]:
     """For a person: the request, then each pool's word."""
+    from ray_pools.client.explanation import duration_text
+
     view = said["request"]
     state = "nominated" if view.get("nominated") else view["state"]
     asks = amounts_text({key: n for key, n in view["amounts"].items() if key != "step_run"})
@@ -86,6 +91,8 @@ def why_lines(said: dict[str, Any]) -> list[str]:
         cause = each.get("cause") or ""
         head = ", ".join(filter(None, [place, cause]))
         text = each.get("text") or "it has not heard of it yet"
+        if each.get("estimate_s") is not None:
+            text += f"; about {duration_text(each['estimate_s'])}"
         lines.append(f"  {pool}: {head}: {text}" if head else f"  {pool}: {text}")
     if not said["pools"]:
         lines.append(f"  {said['text']}")
