@@ -23,6 +23,7 @@ import pytest
 import yaml
 from log_counts import Counts, PoolCounts, Rows, coordinator_counts
 from test_shells import Shells
+from write_histories import HISTORIES, read_rows
 
 from ray_pools.actors import metrics as actor_metrics
 from ray_pools.actors import shell as shell_module
@@ -170,6 +171,16 @@ def test_gauges_follow_the_state_also_after_a_restart_at_any_row(seed: int) -> N
                 for key in [key for key in shown if key[0] == name]:
                     del shown[key]
             assert +shown == wanted
+
+
+def test_a_pool_that_is_emptied_calls_back_for_the_operator() -> None:
+    """An operator's evictions stop somebody too (rules 9): these were three grants."""
+    meter = PoolMeter("p", PoolState())
+    for at, body in read_rows(HISTORIES / "v4" / "emptied-pool-p.log"):
+        meter.hear([ev.unpack(body)], at)
+    counted = {key: by for key, by in flat(meter.take(100.0)).items() if key[0] == "pools_preemptions"}
+    assert {key[-1] for key in counted} == {"operator"}
+    assert sum(counted.values()) == 3
 
 
 def test_the_oldest_request_that_waits_is_timed_from_its_submission() -> None:
