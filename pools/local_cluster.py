@@ -233,20 +233,24 @@ class LocalCluster:
             return []
         state, directory = self._state, Path(self._state.directory)
         self._tell("stopping the local cluster")
+        # the last to go: should this process die meanwhile, the guard does the rest
+        guard = 0 if self._guard is None else self._guard.pid
         ended = local_processes.end_processes(
-            find=self.pids, still_ours=lambda pid: local_processes.belongs(pid, directory, state.session)
+            find=lambda: [pid for pid in self.pids() if pid != guard],
+            still_ours=lambda pid: local_processes.belongs(pid, directory, state.session),
         )
         local_registry.forget(directory)
         self._state = None
-        if self._guard is not None:
-            self._guard.wait()  # it was one of them
-            self._guard = None
+        self._end_guard()
         self._tell(f"the local cluster is gone ({len(ended)} processes ended)")
         return ended
 
     def keep(self) -> None:
         """It outlives this process."""
         self.ends_with_starter = False
+        self._end_guard()
+
+    def _end_guard(self) -> None:
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()

@@ -67,3 +67,16 @@ def test_a_coordinator_that_tells_only_of_ones_own_is_asked(
         for _, answer in fake._waits:
             answer.set_result(wire.encode_changes(fake.seq, []))
         ticket.wait(30)
+
+
+def test_a_token_that_comes_later_counts_and_one_that_can_not_be_is_named(
+    fake: FakePools, client: pools.Client
+) -> None:
+    token = b"known to both of them"
+    client.submit("vision", gpus=1, id="r1", token=token)
+    with fake.client() as other:
+        other.follow("r1")
+        for wrong in ("known to both of them", b"short"):
+            with pytest.raises(pools.BadInput, match="token"):
+                other.follow("r1", token=wrong)  # type: ignore[arg-type]
+        assert other.follow("r1", token=token).release()["state"] == "cancelled"

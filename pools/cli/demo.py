@@ -169,7 +169,10 @@ def _bring_up(config: Config, say: Callable[[str], None]) -> None:
         "clock": "wall",
     }
     with deploy.empty_directory():
+        ends = signal.getsignal(signal.SIGTERM)
         connect_ray(None, quiet=True)
+        # Ray's own handler prints the stack, and aborts three seconds later whatever is being cleaned up
+        signal.signal(signal.SIGTERM, ends)
         deploy.up(
             config.core_pools(),
             config.core_policies(),

@@ -105,7 +105,7 @@ def submit(
         click.echo(job_id)
         if not wait:
             return
-        progress(f"pools: the job goes on without this command; `ray job stop {job_id}` ends it")
+        progress(f"pools: its output follows; Ctrl-C leaves it running, `ray job stop {job_id}` ends it")
         code = follow(client, job_id, sys.stdout)
     raise SystemExit(code)
 

@@ -35,6 +35,7 @@ from .submission import (
     Submission,
     as_submissions,
     check_room,
+    check_token,
     room_op,
     submission_of,
     takes_request_arguments,
@@ -279,16 +280,19 @@ class Client(FunctionCalls):
         The ticket that there is, for one that this process submitted (too).
 
         Its lease stays the other's to renew, and so does the answer to a preemption. token: the request's secret,
-        without which it can't be released, cancelled or confirmed as stopped here.
+        without which it can't be released, cancelled or confirmed as stopped here; one that is given later counts.
 
         Raises:
-            Refused: there is no such request (`unknown_id`).
+            BadInput, Refused: the token can't be one; there is no such request (`unknown_id`).
         """
         self._check_usable()
         check_name("id", id)
+        check_token("token", token)
         with self._lock:
             ticket = self._known.get(id)
-            if ticket is None:
+            if ticket is not None and ticket.followed and token is not None:
+                ticket._token = token
+            elif ticket is None:
                 ticket = self._known[id] = Ticket(self, id, token or b"", 0.0, followed=True)
                 self._live_tickets[id] = ticket
             self._followed_ids |= {id}

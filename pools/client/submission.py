@@ -37,6 +37,15 @@ _AMOUNT_ARGUMENTS = ("gpus", "cpus", "memory", "pool_resources")
 BundleSettings = ResourceSettings | Mapping[str, Any]
 
 
+def check_token(field: str, token: object) -> None:
+    """BadInput if it can't be a request's secret; it is not shown. None is none."""
+    if token is not None and not (
+        isinstance(token, bytes) and TOKEN_MIN_BYTES <= len(token) <= TOKEN_MAX_BYTES
+    ):
+        expected = f"{TOKEN_MIN_BYTES} to {TOKEN_MAX_BYTES} bytes that nobody can guess"
+        raise BadInput(field, type(token).__name__, expected)
+
+
 @dataclass(frozen=True)
 class Submission:
     """One request as its user writes it. Checked when made.
@@ -83,11 +92,7 @@ class Submission:
             raise BadInput("lease_s", self.lease_s, expected)
         if self.expected_run_s is not None:
             check_seconds("expected_run_s", self.expected_run_s)
-        if self.token is not None and not (
-            isinstance(self.token, bytes) and TOKEN_MIN_BYTES <= len(self.token) <= TOKEN_MAX_BYTES
-        ):
-            expected = f"{TOKEN_MIN_BYTES} to {TOKEN_MAX_BYTES} bytes that nobody can guess"
-            raise BadInput("token", type(self.token).__name__, expected)
+        check_token("token", self.token)
         if self.token is None:
             object.__setattr__(self, "token", secrets.token_bytes(TOKEN_BYTES))
         # what follows is kept, so that it is worked out once and is what was checked
