@@ -165,7 +165,9 @@ class Process:
         self.world, self.who = world, who
         self.disk = world.disks[who]
         world.machine.who = who
-        self.disk.epoch = max(self.disk.epoch + 1, int(1000 * world.machine.time()))
+        # as `opened_epoch`: where the clock was set back it leaps, here by what was never leapt before
+        world.openings += 1
+        self.disk.epoch = max(self.disk.epoch + world.openings, int(1000 * world.machine.time()))
         self.epoch = self.disk.epoch
         self.alive = True
         self.crash_at = ""

@@ -67,6 +67,7 @@ class World:
         self.trace: list[str] = []
         self.seen: Counter[str] = Counter()
         self.machine = Machine()
+        self.openings = 0
         self.auditor = FaultAuditor(self)
         # whose append is under way
         self.writer: Process

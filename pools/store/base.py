@@ -12,6 +12,7 @@ A store is used by one caller at a time (any thread, never two at once). What a 
 from __future__ import annotations
 
 import gc
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -263,6 +264,22 @@ class Reader(ABC):
         """Lets go of the store. May be called twice."""
 
 
+EPOCH_LEAP = 1 << 20
+"""In milliseconds about 17 minutes."""
+
+
+def opened_epoch(last: int, at_least: int) -> int:
+    """The epoch in which a log is opened whose last one is `last`. `at_least`: the time, where epochs hold it.
+
+    A log that was put back from an old copy must not come back in an epoch that it had before: nobody could tell the
+    two apart. With the time in it, it does not; and where the time is not above the last epoch, since a clock was
+    set back, neither does one that leaps by a chance amount.
+    """
+    if at_least > last:
+        return at_least
+    return last + 1 + (secrets.randbelow(EPOCH_LEAP) if at_least else 0)
+
+
 class Store(Reader):
     """A log to write to. Nothing is touched until `open`; every other method needs it."""
 
@@ -270,8 +287,7 @@ class Store(Reader):
     def open(self, at_least: int = 0) -> int:
         """Makes a missing log, raises its epoch durably, returns it; earlier openers are fenced.
 
-        The epoch is above every earlier one of this log, and not below `at_least`: with the time in it, a log that
-        was put back from an old copy is opened in a higher epoch than the one whose place it takes.
+        The epoch is `opened_epoch`: above every earlier one of this log, and not below `at_least`.
         """
 
     @abstractmethod

@@ -27,6 +27,7 @@ from ray_pools.store.base import (
     StoreError,
     SyncFailed,
     cannot_prune,
+    opened_epoch,
 )
 from ray_pools.store.chain import Stored, genesis, seal, stored, verified
 
@@ -143,7 +144,7 @@ class MemoryStore(MemoryReader, Store):
             log = _logs.setdefault(self._key, MemoryLog(genesis(self._key[1])))
         with log.lock:
             self._meet_fault(log)
-            log.epoch = max(log.epoch + 1, at_least)
+            log.epoch = opened_epoch(log.epoch, at_least)
             self._epoch, self._broken = log.epoch, None
             return log.epoch
 

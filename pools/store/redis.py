@@ -38,6 +38,7 @@ from ray_pools.store.base import (
     SyncFailed,
     UnsafeStore,
     cannot_prune,
+    opened_epoch,
 )
 from ray_pools.store.chain import genesis, seal, stored, verified
 from ray_pools.store.redis_read import FORMAT, Head, RedisReader
@@ -143,16 +144,16 @@ class RedisStore(RedisReader, Store):
         for _ in range(OPEN_TRIES):
             head = self._found()
             if head is None:
-                epoch, base_seq, base_chain, before = 1, 0, genesis(self.name), b""
+                last, base_seq, base_chain, before = 0, 0, genesis(self.name), b""
             else:
                 self._check_last(head)
-                epoch, base_seq, base_chain, before = (
-                    head.epoch + 1,
+                last, base_seq, base_chain, before = (
+                    head.epoch,
                     head.base_seq,
                     head.base_chain,
                     head.seal,
                 )
-            epoch = max(epoch, at_least)
+            epoch = opened_epoch(last, at_least)
             sealed = seal(self.name, epoch, base_seq, base_chain)
             values = (before, epoch, sealed, FORMAT, self.name, base_chain)
             try:

@@ -40,6 +40,7 @@ from ray_pools.store.base import (
     SyncFailed,
     UnsafeStore,
     cannot_prune,
+    opened_epoch,
 )
 from ray_pools.store.chain import seal, stored, verified, verified_runs
 from ray_pools.store.sqlite_file import FORMAT_VERSION, create, database_path, meaning, refuse_foreign
@@ -283,7 +284,7 @@ class SqliteStore(SqliteReader, Store):
                     raise Corrupt(
                         self.where, head.seq, f"its epoch is {epoch}, the log's is only {head.epoch}"
                     )
-                opened = max(head.epoch + 1, at_least)
+                opened = opened_epoch(head.epoch, at_least)
                 self._write_head(opened, head.base_seq, head.base_chain)
             self._epoch = opened
         except AppendFailed:
