@@ -114,8 +114,8 @@ def _slot_of(place: _Place) -> Slot:
         raise
 
 
-def _token(place: _Place) -> bytes:
+def _token(place: _Place) -> bytes | None:
     try:
         return bytes.fromhex(Path(place.token_file).read_text())
     except (OSError, ValueError):
-        return b""  # the coordinator refuses it where it is needed
+        return None  # the coordinator refuses it where it is needed
