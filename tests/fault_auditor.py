@@ -140,11 +140,6 @@ class FaultAuditor(Auditor):
                 self._grace[key] = since, min(least_s, grace_s)
 
     def _granted(self, who: str, event: ev.Granted) -> None:
-        # Its log is an old copy, and knows of no coordinator but one that was replaced since: until that one's end
-        # it grants what it had granted. It is the same attempt in the same place, so that nothing else is held by it.
-        hold = self.at[who].get(event.id)
-        if self.world.disks[who].lost and hold is not None and (hold.k, hold.state) == (event.k, "granted"):
-            return
         super()._granted(who, event)
         grant = (event.id, event.k, who)
         self._says(grant not in self.granted, f"{grant} is granted twice")

@@ -254,6 +254,8 @@ class Process:
                 world.seen["failed turn"] += 1
                 self._undo(batch, full, soft)
                 return
+        elif batch and self.disk.fences and self.epoch != self.disk.epoch:
+            raise Over(f"fenced: epoch {self.epoch}, now {self.disk.epoch}")  # before it answers anybody
         if self.crash_at == BEFORE_REPLY:
             raise Over(BEFORE_REPLY)
         if world.mutant != "reply before sync":
