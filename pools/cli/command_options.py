@@ -90,6 +90,21 @@ def _environment(ctx: click.Context, param: click.Parameter, given: tuple[str, .
     return found
 
 
+def amount_options(command: Command) -> Command:
+    """How much, and whether it may be stopped."""
+    for option in reversed(
+        (
+            click.option("--gpus", "-g", type=int, help="How many GPUs."),
+            click.option("--cpus", metavar="N", help="How many CPUs; fractions are allowed."),
+            click.option("--memory", metavar="SIZE", help="Memory, such as 16GiB."),
+            amounts_option("--resource", "Another resource; may be given several times."),
+            click.option("--non-preemptible", is_flag=True, help="Never to be stopped for others."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 def request_options(command: Command) -> Command:
     """Whom it is for and how much: the request."""
     for option in reversed(
@@ -97,16 +112,7 @@ def request_options(command: Command) -> Command:
             click.option(
                 "--requester", "-r", required=True, help="Who asks: a name with a policy in some pool."
             ),
-            click.option("--gpus", "-g", type=int, help="How many GPUs."),
-            click.option("--cpus", metavar="N", help="How many CPUs; fractions are allowed."),
-            click.option("--memory", metavar="SIZE", help="Memory, such as 16GiB."),
-            click.option(
-                "--resource",
-                metavar="KEY=N",
-                multiple=True,
-                callback=pool_resources,
-                help="Another resource; may be given several times.",
-            ),
+            amount_options,
             click.option(
                 "--bundle",
                 "bundles",
@@ -120,7 +126,6 @@ def request_options(command: Command) -> Command:
                 type=click.Choice(["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]),
                 help="How bundles lie on nodes.",
             ),
-            click.option("--non-preemptible", is_flag=True, help="Never to be stopped for others."),
             click.option(
                 "--retries",
                 type=int,

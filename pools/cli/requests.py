@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ray_pools.cli.command_options import pool_resources
+from ray_pools.cli.command_options import amount_options
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import Interrupted, amounts_text, print_json, print_table, progress
 from ray_pools.cli.times import parse_since
@@ -27,11 +27,7 @@ FIRST_ANSWER_S = 2.0
 
 @click.command()
 @click.option("--requester", "-r", required=True, help="Who asks: a name with a policy in some pool.")
-@click.option("--gpus", "-g", type=int, help="How many GPUs.")
-@click.option("--cpus", metavar="N", help="How many CPUs; fractions are allowed.")
-@click.option("--memory", metavar="SIZE", help="Memory, such as 16GiB.")
-@click.option("--resource", metavar="KEY=N", multiple=True, callback=pool_resources, help="Another resource.")
-@click.option("--non-preemptible", is_flag=True, help="Never to be stopped for others.")
+@amount_options
 @click.option("--retries", type=int, default=0, show_default=True, help="Queue again after a preemption.")
 @click.option("--id", "request_id", help="Its id: the same id with the same content is the same request.")
 @click.option(

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import click
 
-from ray_pools.cli.command_options import pool_resources
+from ray_pools.cli.command_options import amount_options
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import print_json
 
 
 @click.command()
 @click.option("--requester", "-r", required=True, help="Who would ask: a name with a policy in some pool.")
-@click.option("--gpus", "-g", type=int, help="How many GPUs.")
-@click.option("--cpus", metavar="N", help="How many CPUs; fractions are allowed.")
-@click.option("--memory", metavar="SIZE", help="Memory, such as 16GiB.")
-@click.option("--resource", metavar="KEY=N", multiple=True, callback=pool_resources, help="Another resource.")
-@click.option("--non-preemptible", is_flag=True, help="Never to be stopped for others.")
+@amount_options
 @cluster_options
 @json_option
 def would(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ray_pools.core.walk import NO, PREEMPT, ROOM
+
+if TYPE_CHECKING:
+    from ray_pools.core.pool import Pool
+    from ray_pools.core.queue import Attempt
 
 
 def best_pool(
@@ -28,3 +33,29 @@ def best_pool(
         if answer == PREEMPT:
             preempting.append((not in_share, place, pool))
     return min(preempting)[2] if preempting and not unknown else None
+
+
+def decide_one(pools: Collection[Pool], choose: Callable[[str], None]) -> bool:
+    """One decision of pools that are asked in turn: the first request in a walk that can be granted is granted, else
+    the first that fits once others are stopped is nominated (sections 5 to 7). False if there is none.
+
+    `choose` is called with the id of one that several pools may take, and has the best of them take it.
+    """
+
+    def start(pool: Pool, attempt: Attempt, victims: list[Attempt] | None) -> None:
+        if attempt.owned:
+            pool.start(attempt, victims)
+        else:
+            choose(attempt.id)
+
+    for pool in pools:
+        granted = pool.first_grant()
+        if granted is not None:
+            start(pool, granted, None)
+            return True
+    for pool in pools:
+        nominated = pool.first_preemption()
+        if nominated is not None:
+            start(pool, *nominated)
+            return True
+    return False

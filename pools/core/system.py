@@ -13,6 +13,7 @@ from typing import Any
 from ray_pools.core import explain
 from ray_pools.core import records as ev
 from ray_pools.core.changes import raise_first
+from ray_pools.core.choice import decide_one
 from ray_pools.core.config_rules import CORDONED, PolicyConfig, PoolConfig
 from ray_pools.core.coordinator import Coordinator
 from ray_pools.core.coordinator_state import CoordinatorState
@@ -144,34 +145,9 @@ class System:
             for pool in self.pools.values():
                 pool.tick()
             self.deliver()
-            if not (self._grant_one() or self._preempt_one()):
+            if not decide_one(self.pools.values(), self._ask_all):
                 return
             self.decisions += 1
-
-    def _grant_one(self) -> bool:
-        """The first request in the walk that can be granted is granted, in its own best pool (sections 5 and 7)."""
-        for pool in self.pools.values():
-            attempt = pool.first_grant()
-            if attempt is not None:
-                if attempt.owned:
-                    pool.start(attempt, None)
-                else:
-                    self._ask_all(attempt.id)
-                return True
-        return False
-
-    def _preempt_one(self) -> bool:
-        """The first request in the walk that fits once others are stopped is nominated (sections 6 and 7)."""
-        for pool in self.pools.values():
-            found = pool.first_preemption()
-            if found is not None:
-                attempt, victims = found
-                if attempt.owned:
-                    pool.start(attempt, victims)
-                else:
-                    self._ask_all(attempt.id)
-                return True
-        return False
 
     def _ask_all(self, id: str) -> None:
         request = self.coordinator.state.requests[id]

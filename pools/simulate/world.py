@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core import records as ev
 from ..core.changes import raise_first
-from ..core.choice import best_pool
+from ..core.choice import best_pool, decide_one
 from ..core.config_rules import PolicyConfig, PoolConfig
 from ..core.coordinator import Coordinator
 from ..core.coordinator_state import CoordinatorState
@@ -216,7 +216,7 @@ class World:
                     pool.tick()
             self._hear()
             if self._one_by_one:
-                if not (self._grant_one() or self._preempt_one()):
+                if not decide_one(self.pools.values(), self._choose):
                     return
             else:
                 for pool in self.pools.values():
@@ -279,29 +279,6 @@ class World:
         self.requests.pop(request.id, None)
 
     # --- requests that several pools may run: one decision at a time, in the order of section 5
-
-    def _grant_one(self) -> bool:
-        for pool in self.pools.values():
-            attempt = pool.first_grant()
-            if attempt is not None:
-                if attempt.owned:
-                    pool.start(attempt, None)
-                else:
-                    self._choose(attempt.id)
-                return True
-        return False
-
-    def _preempt_one(self) -> bool:
-        for pool in self.pools.values():
-            found = pool.first_preemption()
-            if found is not None:
-                attempt, victims = found
-                if attempt.owned:
-                    pool.start(attempt, victims)
-                else:
-                    self._choose(attempt.id)
-                return True
-        return False
 
     def _decide(self) -> bool:
         """What pools bid for requests that several may run is heard, and decided on. True if something was."""
