@@ -176,6 +176,12 @@ class Config(_Model):
         """The sections `lease` and `prewarm`, as the coordinator takes them."""
         return {"lease": self.lease.model_dump(), "prewarm": self.prewarm.model_dump()}
 
+    def timing_options(self) -> dict[str, float]:
+        """The same as options of the coordinator: `lease_default_s` and so on."""
+        return {
+            f"{section}_{name}": at for section, found in self.timings().items() for name, at in found.items()
+        }
+
     def core_pools(self) -> dict[str, PoolConfig]:
         """Name to pool, in the file's order."""
         return {name: pool.core(name) for name, pool in self.pools.items()}

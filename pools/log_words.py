@@ -152,7 +152,7 @@ def _submitted(event: ev.Submitted) -> str:
     more += f", lease {event.lease_s:g} s" if event.lease_s else ""
     asks = f"{event.requester} asks for {amounts_words(event.amounts)} (age {event.age}{more})"
     if not event.pools:
-        return f"{asks}: rejected, {_causes(event.causes)}"
+        return f"{asks}: rejected, {causes_words(event.causes)}"
     return f"{asks}: attempt 1 opens in {', '.join(event.pools)}"
 
 
@@ -160,7 +160,7 @@ def _retries(count: int) -> str:
     return "1 retry" if count == 1 else f"{count or 'no'} retries"
 
 
-def _causes(causes: dict[str, str]) -> str:
+def causes_words(causes: dict[str, str]) -> str:
     return ", ".join(f"{pool}: {cause}" for pool, cause in sorted(causes.items())) or "there are no pools"
 
 
@@ -173,7 +173,7 @@ def _opened(event: ev.Opened) -> str:
 
 
 def _finished(event: ev.Finished) -> str:
-    return f"it is {event.state}: final" + (f" ({_causes(event.causes)})" if event.causes else "")
+    return f"it is {event.state}: final" + (f" ({causes_words(event.causes)})" if event.causes else "")
 
 
 def _holder_gone(event: ev.HolderGone) -> str:

@@ -22,7 +22,7 @@ from .core.victims import OPERATOR, reason
 from .errors import BadInput
 from .log_story import COORDINATOR, pool_log
 from .log_view import base_state, events, pools_in
-from .log_words import amounts_words
+from .log_words import amounts_words, causes_words
 from .store import NoLog, Reader, open_reader
 
 KINDS = ("preemption", "expiry", "rejection", "starvation")
@@ -208,7 +208,6 @@ class _Teller:
             return
         request = self.state.requests[event.id]
         who = f"request {request.id} of {request.requester}"
-        said = ", ".join(f"{pool}: {cause}" for pool, cause in sorted(request.causes.items()))
         yield Notice(
             f"{self.log}:{seq}",
             "rejection" if rejected else "expiry",
@@ -216,7 +215,7 @@ class _Teller:
             request.id,
             request.requester,
             "" if rejected else request.owner,
-            f"{who} was rejected ({said or 'there are no pools'})"
+            f"{who} was rejected ({causes_words(request.causes)})"
             if rejected
             else f"{who} is over: its lease ran out",
             {"causes": dict(request.causes), "amounts": dict(request.amounts)},

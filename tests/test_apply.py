@@ -15,6 +15,7 @@ import pytest
 from random_cases import random_case
 from shell_pools import ShellPools, shell_pools
 
+from ray_pools.cli.changing import carry_out, plan
 from ray_pools.config import load_with_warnings
 from ray_pools.core import quota
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
@@ -147,9 +148,40 @@ def test_a_refused_change_leaves_no_actor_behind(live: ShellPools, tmp_path: Pat
     assert "ray-pools:pool:r" not in live.shells
 
 
-def test_a_change_that_another_came_before_is_planned_again(live: ShellPools) -> None:
+def test_a_change_for_another_version_is_refused(live: ShellPools) -> None:
     with live.client() as client, pytest.raises(Refused, match="at 1 by now, not at 0"):
         client.change([["unpolicy", "b", "p"]], since=0)
+
+
+def test_a_change_that_another_came_before_is_planned_again(live: ShellPools) -> None:
+    seen: list[int] = []
+
+    def wanted(running: dict[str, Any]) -> list[list[Any]]:
+        seen.append(running["version"])
+        return [["unpolicy", "b", "p"]]
+
+    with live.client() as client:
+        made = plan(client, wanted)
+        client.change([["unpolicy", "a", "q"]])
+        assert carry_out(client, made, wanted) == 3
+        assert seen == [1, 2]
+        left = [(policy["requester"], policy["pool"]) for policy in client.config()["policies"]]
+        assert ("b", "p") not in left
+        assert ("a", "q") not in left
+
+
+def test_who_is_always_overtaken_hears_so(live: ShellPools) -> None:
+    with live.client() as client:
+
+        def wanted(running: dict[str, Any]) -> list[list[Any]]:
+            policies = [policy for policy in running["policies"] if policy["requester"] == "a"]
+            if policies:  # another change, each time that this one is planned
+                policy = {**policies[0], "priority": policies[0]["priority"] + 1}
+                client.change([["policy", policy]])
+            return [["unpolicy", "b", "p"]]
+
+        with pytest.raises(Refused, match="all the time"):
+            carry_out(client, plan(client, wanted), wanted)
 
 
 FULL = """\

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 
 from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.core.bundles import Bundle, resource_totals
+from ray_pools.core.config_rules import DRAINING, PolicyConfig, PoolConfig
+from ray_pools.core.demand import pool_views
 from ray_pools.core.prewarm import Lingering, PoolView, Wish, clamp, target
+from ray_pools.core.system import make_world
 
 WAIT_S = 30.0
 A100 = {"labels": {"type": "A100"}, "node": {"gpu": 4}}
@@ -278,3 +281,16 @@ def test_what_the_node_types_can_not_provide_is_cut_before_sending() -> None:
     warm.update([wish_of(4, pool="absent"), wish_of(2, pool="p")])
     assert register.next_gpus() == 2
     warm.close()
+
+
+def test_who_holds_elsewhere_is_still_counted_once_a_pool_of_its_order_is_deleted() -> None:
+    """Fault: a wish that can't be worked out, and so is never sent again, until that holder ends."""
+    pools = {name: PoolConfig(name, {"gpu": 2}) for name in ("p", "q")}
+    world = make_world(pools, [PolicyConfig("p", "a", priority=2), PolicyConfig("q", "a", priority=1)])
+    for id in ("a1", "a2"):
+        world.submit(id, "a", {"gpu": 2})
+    assert world.states() == {"a1": "allocated@p", "a2": "allocated@q"}
+    world.cordon("p", DRAINING)
+    world.release("a1")
+    world.change([["unpool", "p"]])
+    assert [(each.name, len(each.held)) for each in pool_views(world.coordinator.state)] == [("q", 1)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ray_pools.cli.changing import change_running, operator
+from ray_pools.cli.changing import change_running, dry_run_option, operator
 from ray_pools.cli.connection import address_option, cluster_options, connect, json_option
 from ray_pools.cli.output import print_json, progress
 from ray_pools.errors import BadInput
@@ -15,9 +15,7 @@ from ray_pools.errors import BadInput
 
 @click.command()
 @click.argument("config", type=click.Path())
-@click.option(
-    "--dry-run", is_flag=True, help="Show the difference and what would come of it, and stop there."
-)
+@dry_run_option
 @address_option
 @json_option
 def apply(config: str, dry_run: bool, address: str | None, as_json: bool) -> None:
@@ -32,17 +30,12 @@ def apply(config: str, dry_run: bool, address: str | None, as_json: bool) -> Non
     wanted, warnings = load_with_warnings(config)  # before any cluster is touched
     for warning in warnings:
         progress(f"warning: {warning}")
-    times = {
-        f"{section}_{name}": seconds
-        for section, values in wanted.timings().items()
-        for name, seconds in values.items()
-    }
 
     def changes(running: dict[str, Any]) -> list[list[Any]]:
         return [
             *difference(running, wanted.core_pools(), wanted.core_policies()),
             *access_difference(running, wanted.access()),
-            *timings_difference(running, times),
+            *timings_difference(running, wanted.timing_options()),
         ]
 
     with operator(address, wanted.namespace) as client:

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ray_pools.cli.connection import connect
-from ray_pools.cli.output import print_json, progress
+from ray_pools.cli.output import causes_text, print_json, progress
 from ray_pools.errors import BadInput, PoolsError, Refused
 
 if TYPE_CHECKING:
     from ray_pools.client import Client
 
 Changes = list[list[Any]]
+
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would come of it, and stop there.")
+
 _TRIES = 5
 _SHOWN = 20
 
@@ -135,7 +138,7 @@ def preview_words(seen: Mapping[str, Sequence[Mapping[str, Any]]] | None) -> lis
             + (f" for {each['for']}" if each["for"] else "")
             for each in seen["preempted"]
         ),
-        *(f"  {who(each)} would be rejected ({_causes(each['causes'])})" for each in seen["rejected"]),
+        *(f"  {who(each)} would be rejected ({causes_text(each['causes'])})" for each in seen["rejected"]),
         *(
             f"  {who(each)} would lose its nomination in {each['pool']}, and wait"
             for each in seen["unnominated"]
@@ -150,7 +153,3 @@ def preview_words(seen: Mapping[str, Sequence[Mapping[str, Any]]] | None) -> lis
 
 def who(each: Mapping[str, Any]) -> str:
     return f"{each['id']} of {each['requester']}"
-
-
-def _causes(causes: Mapping[str, str]) -> str:
-    return ", ".join(f"{pool}: {cause}" for pool, cause in sorted(causes.items()))

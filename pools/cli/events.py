@@ -63,7 +63,7 @@ def events(
     """
     from ray_pools.notices import KINDS, follow
     from ray_pools.store import NoLog
-    from ray_pools.webhook import Webhook, check_url
+    from ray_pools.webhook import Webhook
 
     if slack and webhook is None:
         raise click.UsageError("--slack goes with --webhook")
@@ -74,7 +74,7 @@ def events(
     callback: Any = _printer(as_json)
     if webhook is not None:
         format = "slack" if slack else "json"
-        callback = Webhook(check_url(webhook), format, namespace, stop=stop, tell=progress)
+        callback = Webhook(webhook, format, namespace, stop=stop, tell=progress)
         cursor = cursor or str(_cursor_of(namespace, webhook))
     place = find_store(store, config, address, namespace)
     try:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ray_pools.cli.connection import cluster_options, connect, json_option
-from ray_pools.cli.output import amounts_text, print_json, print_table
-from ray_pools.errors import BadInput, PoolsError, Refused
+from ray_pools.cli.output import (
+    amounts_text,
+    asked_amounts,
+    moment_text,
+    pool_in,
+    print_json,
+    print_table,
+)
+from ray_pools.errors import PoolsError, Refused
 
 if TYPE_CHECKING:
     from ray_pools.client import Client
@@ -78,7 +84,7 @@ def why_lines(said: dict[str, Any]) -> list[str]:
 
     view = said["request"]
     state = "nominated" if view.get("nominated") else view["state"]
-    asks = amounts_text({key: n for key, n in view["amounts"].items() if key != "step_run"})
+    asks = _shown(view["amounts"])
     attempt = f", attempt {view['k']}" if view["k"] > 1 else ""
     lines = [f"{view['id']} of {view['requester']} ({asks}) is {state}{attempt}"]
     if view.get("by"):
@@ -133,10 +139,7 @@ def describe(name: str, kind: str | None, address: str | None, namespace: str, a
 def pool_described(client: Client, name: str) -> dict[str, Any]:
     """A pool's configuration, policies, status, and what holds there. BadInput for one that is not there."""
     config = client.config()
-    found = next((pool for pool in config["pools"] if pool["name"] == name), None)
-    if found is None:
-        known = ", ".join(pool["name"] for pool in config["pools"])
-        raise BadInput("POOL", name, f"one of {known or 'none, for there are no pools'}")
+    found = pool_in(config, name)
     return {
         "config": {"state": "open", **found},
         "policies": [policy for policy in config["policies"] if policy["pool"] == name],
@@ -172,7 +175,7 @@ def show_pool(said: dict[str, Any]) -> None:
     )
     if said["holders"]:
         rows = [
-            (v["id"], v["requester"], v["state"], _shown(v["amounts"]), _time(v["told_at"]))
+            (v["id"], v["requester"], v["state"], _shown(v["amounts"]), moment_text(v["told_at"]))
             for v in said["holders"]
         ]
         print_table(("holds", "requester", "state", "amounts", "since"), rows)
@@ -187,7 +190,7 @@ def show_pool(said: dict[str, Any]) -> None:
                     each["requester"],
                     _shown(each["amounts"]),
                     each["cause"] or "being decided",
-                    _time(each["submitted_at"]),
+                    moment_text(each["submitted_at"]),
                 )
                 for place, each in enumerate(queue, 1)
             ],
@@ -203,15 +206,11 @@ def _show_request(said: dict[str, Any]) -> None:
     lease = f"{view['lease_s']:g} s" if view["lease_s"] else "none"
     kind = "preemptible" if view["preemptible"] else "never preempted"
     click.echo(f"{kind}, {view['retries']} retries left, lease {lease}")
-    click.echo(f"submitted {_time(view['submitted_at'])}, last news {_time(view['told_at'])}")
+    click.echo(f"submitted {moment_text(view['submitted_at'])}, last news {moment_text(view['told_at'])}")
     group = view.get("placement", {}).get("pg")
     if group:
         click.echo(f"placement group {group}")
 
 
 def _shown(amounts: dict[str, int]) -> str:
-    return amounts_text({key: n for key, n in amounts.items() if key != "step_run"})
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at).strftime("%m-%d %H:%M:%S")
+    return amounts_text(asked_amounts(amounts))

@@ -83,12 +83,7 @@ def _start_local(cluster: str | None, config: Path) -> LocalCluster:
 def _bring_up(config: Config) -> dict[str, Any]:
     from ray_pools.actors import deploy
 
-    times = {
-        f"{section}_{name}": seconds
-        for section, values in config.timings().items()
-        for name, seconds in values.items()
-    }
-    options = {**times, "clock": "wall"}
+    options = {**config.timing_options(), "clock": "wall"}
     with deploy.empty_directory():
         connect_ray(None)
         return deploy.up(

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ray_pools.cli.connection import cluster_options, json_option
-from ray_pools.cli.output import amounts_text, print_json, print_table, progress
+from ray_pools.cli.output import (
+    amounts_text,
+    asked_amounts,
+    print_json,
+    print_table,
+    progress,
+)
 from ray_pools.cli.store_place import check_there_are_logs, config_option, find_store, store_option
 from ray_pools.errors import BadInput
 
@@ -250,7 +256,7 @@ def _show_pool(state: dict[str, Any]) -> None:
         print_table(
             ("grant", "requester", "state", "holds"),
             [
-                (g["id"], g["requester"], _grant_state(g), amounts_text(_shown(g["amounts"])))
+                (g["id"], g["requester"], _grant_state(g), amounts_text(asked_amounts(g["amounts"])))
                 for g in state["grants"]
             ],
         )
@@ -258,7 +264,12 @@ def _show_pool(state: dict[str, Any]) -> None:
         print_table(
             ("waits", "requester", "asks for", "cause"),
             [
-                (q["id"], q["requester"], amounts_text(_shown(q["amounts"])), q["cause"] or "can be granted")
+                (
+                    q["id"],
+                    q["requester"],
+                    amounts_text(asked_amounts(q["amounts"])),
+                    q["cause"] or "can be granted",
+                )
                 for q in state["queue"]
             ],
         )
@@ -268,10 +279,6 @@ def _show_pool(state: dict[str, Any]) -> None:
 
 def _grant_state(grant: dict[str, Any]) -> str:
     return f"{grant['state']}" + ("" if grant["placed"] else ", placing")
-
-
-def _shown(amounts: dict[str, int]) -> dict[str, int]:
-    return {key: amount for key, amount in amounts.items() if key != "step_run"}
 
 
 def _show_coordinator(state: dict[str, Any]) -> None:
@@ -288,7 +295,7 @@ def _show_coordinator(state: dict[str, Any]) -> None:
                     r["requester"],
                     r["state"] + (f", asked to {r['asked']}" if r["asked"] else ""),
                     r["owner"] or ", ".join(r["pools"]),
-                    amounts_text(_shown(r["amounts"])),
+                    amounts_text(asked_amounts(r["amounts"])),
                 )
                 for r in state["live"]
             ],

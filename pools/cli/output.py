@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import IO, Any
 
 import click
+
+from ray_pools.errors import BadInput
 
 WIDTH_OF_FILES = 240
 """Columns where stdout is no terminal: enough for two names."""
@@ -73,3 +76,31 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
 def amounts_text(amounts: Mapping[str, int], zeros: bool = False) -> str:
     """`gpu 2, mcpu 500`; without what is zero."""
     return ", ".join(f"{key} {amount}" for key, amount in amounts.items() if amount or zeros) or "-"
+
+
+def asked_amounts(amounts: Mapping[str, int]) -> dict[str, int]:
+    """Without its one slot of `step_run`, which every request has and which says nothing."""
+    return {key: amount for key, amount in amounts.items() if key != "step_run"}
+
+
+def moment_text(at: float) -> str:
+    """Month, day and time of day, here."""
+    return datetime.fromtimestamp(at).strftime("%m-%d %H:%M:%S")
+
+
+def causes_text(causes: Mapping[str, str]) -> str:
+    """`p: at_limit, q: no_policy`."""
+    return ", ".join(f"{pool}: {cause}" for pool, cause in sorted(causes.items()))
+
+
+def no_such_pool(name: str, known: Iterable[str], field: str = "POOL") -> BadInput:
+    """The error for a pool that is not there; it names those that are."""
+    return BadInput(field, name, f"one of {', '.join(known) or 'none, for there are no pools'}")
+
+
+def pool_in(running: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A pool of the running configuration. BadInput if there is none of this name."""
+    for pool in running["pools"]:
+        if pool["name"] == name:
+            return dict(pool)
+    raise no_such_pool(name, [pool["name"] for pool in running["pools"]])

@@ -6,12 +6,10 @@ from typing import Any
 
 import click
 
-from ray_pools.cli.changing import change_running, operator
+from ray_pools.cli.changing import change_running, dry_run_option, operator
 from ray_pools.cli.command_options import amounts_option
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import amounts_text, print_json, print_table
-
-dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would come of it, and stop there.")
 
 
 @click.group()

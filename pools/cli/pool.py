@@ -8,9 +8,9 @@ import time
 import click
 
 from ray_pools.cli.connection import cluster_options, connect, json_option
-from ray_pools.cli.output import print_json, progress
+from ray_pools.cli.output import no_such_pool, print_json, progress
 from ray_pools.cli.pool_config import COMMANDS
-from ray_pools.errors import BadInput, PoolsError
+from ray_pools.errors import PoolsError
 from ray_pools.keys import operator_fields
 
 _WAIT_S = 60.0
@@ -54,9 +54,7 @@ def declare_lost(
     with connect(address, namespace) as client:
         found = client.status()["coordinator"]
         if name not in found["pools"] and name not in found["trouble"]:
-            raise BadInput(
-                "POOL", name, f"one of {', '.join(found['pools']) or 'none, for there are no pools'}"
-            )
+            raise no_such_pool(name, found["pools"])
         held = len(client.list(pool=name, states=["allocated", "preempting"]))
         why = found["trouble"].get(name) or "as far as is known nothing is wrong with it"
         progress(f"pool {name!r}: {why}")

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ray_pools.cli.changing import Changes, carry_out, change_running, operator, plan, preview_words
+from ray_pools.cli.changing import (
+    Changes,
+    carry_out,
+    change_running,
+    dry_run_option,
+    operator,
+    plan,
+    preview_words,
+)
 from ray_pools.cli.command_options import amounts_option
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.explaining import pool_described, show_pool
-from ray_pools.cli.output import amounts_text, print_json, print_table, progress
-from ray_pools.cli.policy import dry_run_option
+from ray_pools.cli.output import amounts_text, pool_in, print_json, print_table, progress
 from ray_pools.errors import BadInput, PoolsError, Refused, WaitTimeout
 from ray_pools.keys import operator_fields
 
@@ -101,14 +108,6 @@ def _with_options(wire: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]
     return made
 
 
-def _pool_of(running: dict[str, Any], name: str) -> dict[str, Any]:
-    found = next((pool for pool in running["pools"] if pool["name"] == name), None)
-    if found is None:
-        known = ", ".join(pool["name"] for pool in running["pools"])
-        raise BadInput("POOL", name, f"one of {known or 'none, for there are no pools'}")
-    return dict(found)
-
-
 @click.command()
 @click.argument("name", metavar="POOL")
 @_pool_options
@@ -149,7 +148,7 @@ def update(
     from ray_pools.core.config_rules import PoolConfig
 
     def changes(running: dict[str, Any]) -> Changes:
-        before = _pool_of(running, name)
+        before = pool_in(running, name)
         wanted = PoolConfig.from_wire(_with_options(before, given)).to_wire()
         return [] if wanted == before else [["pool", wanted, running["uids"][name]]]
 
@@ -205,7 +204,7 @@ def describe(name: str, address: str | None, namespace: str, as_json: bool) -> N
 
 def _set_state(name: str, state: str) -> Callable[[dict[str, Any]], Changes]:
     def changes(running: dict[str, Any]) -> Changes:
-        before = _pool_of(running, name)
+        before = pool_in(running, name)
         if before.get("state", "open") == state:
             return []
         return [["pool", {**before, "state": state}, running["uids"][name]]]

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ray_pools.cli.command_options import amount_options
 from ray_pools.cli.connection import cluster_options, connect, json_option
-from ray_pools.cli.output import Interrupted, amounts_text, print_json, print_table, progress
+from ray_pools.cli.output import (
+    Interrupted,
+    amounts_text,
+    asked_amounts,
+    causes_text,
+    moment_text,
+    no_such_pool,
+    print_json,
+    print_table,
+    progress,
+)
 from ray_pools.cli.times import parse_since
 from ray_pools.cli.tokens import token_of
-from ray_pools.errors import BadInput, PoolsError, SlotError, WaitTimeout
+from ray_pools.errors import PoolsError, SlotError, WaitTimeout
 from ray_pools.keys import key_in_file
 from ray_pools.limits import LEASE_MIN_S
 
@@ -139,7 +148,7 @@ def state_text(view: dict[str, Any], causes: bool = True) -> str:
     if view["state"] == "allocated" and not view.get("ready"):
         text += ", placing"
     if causes and view.get("causes") and view["state"] == "rejected":
-        text += " (" + ", ".join(f"{pool}: {cause}" for pool, cause in sorted(view["causes"].items())) + ")"
+        text += f" ({causes_text(view['causes'])})"
     return text
 
 
@@ -218,7 +227,7 @@ def requests(
         if pool is not None and not views:
             known = client.coordinator({"op": "status"})["pools"]
             if pool not in known:
-                raise BadInput("--pool", pool, f"one of {', '.join(known) or 'none, for there are no pools'}")
+                raise no_such_pool(pool, known, "--pool")
     if as_json:
         print_json([dict(view) for view in views])
         return
@@ -229,8 +238,8 @@ def requests(
                 view["id"],
                 view["requester"],
                 state_text(dict(view), causes=False),
-                amounts_text({key: n for key, n in view["amounts"].items() if key != "step_run"}),
-                datetime.fromtimestamp(view["submitted_at"]).strftime("%m-%d %H:%M:%S"),
+                amounts_text(asked_amounts(view["amounts"])),
+                moment_text(view["submitted_at"]),
             )
             for view in views
         ],

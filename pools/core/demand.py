@@ -18,8 +18,9 @@ def pool_views(state: CoordinatorState) -> list[PoolView]:
     nominated: dict[str, list[Ask]] = {name: [] for name in state.pools}
     waiting: dict[str, list[Ask]] = {name: [] for name in state.pools}
     for request in state.waiting_or_holding.values():
-        first = next((name for name in request.pools if state.pools[name].state == OPEN), "")
-        pool = request.owner or first
+        # it may have queued in a pool that is deleted by now, before another took it
+        queues_in = [name for name in request.pools if name in state.pools]
+        pool = request.owner or next((name for name in queues_in if state.pools[name].state == OPEN), "")
         if pool not in held or request.asked or (not request.told and state.pools[pool].state != OPEN):
             continue
         lists = nominated if request.told == "nominated" else held if request.told else waiting

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ray_pools.core import config_rules
 from ray_pools.core.config_rules import PolicyConfig
 from ray_pools.core.records import Amounts
 
@@ -22,8 +23,7 @@ RESERVED_IN_USE = "reserved_in_use"
 BEHIND_HEAD = "behind_head"
 NO_POLICY = "no_policy"
 PAUSED = "paused"
-CORDONED = "cordoned"
-DRAINING = "draining"
+CORDONED, DRAINING = config_rules.CORDONED, config_rules.DRAINING  # the pool's state is the cause
 NOMINATED = "nominated"
 
 # A request waits for capacity, and not for its own policy, when its cause is one of these (section 5).

@@ -21,9 +21,9 @@ from ray_pools.core.quota import BELOW_ALL, Ledger, Need
 Holders = Mapping[str, Grants]
 
 RECLAIM, PRIORITY, OWN = "reclaim", "priority", "own"
-# what is told to stop for nobody, as a pool is emptied (section 9)
-OPERATOR = "operator"
 """Why a victim stops: the asker takes its share back, has the higher priority, or is of the victim's own requester."""
+OPERATOR = "operator"
+"""Of what is told to stop for nobody, as a pool is emptied (section 9)."""
 
 
 class Asker(NamedTuple):
