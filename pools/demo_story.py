@@ -161,9 +161,7 @@ class Story:
 
     def _nominated(self, row: LogRow, state: PoolState) -> Line:
         event, attempt = row.event, state.attempts[row.event.id]
-        in_share = state.ledger.in_share(
-            state.need(attempt), state.ledger.uses[attempt.requester], attempt.preemptible
-        )
+        in_share = state.in_share(attempt)
         self.reclaims += in_share
         victims = [id for id, _ in event.victims]
         for id in victims:

@@ -168,12 +168,12 @@ class _PoolTeller:
     def _nominated(self, event: ev.Nominated) -> str:
         state = self.state
         attempt = state.attempts[event.id]
-        policy, use = state.policies.get(attempt.requester), state.ledger.uses[attempt.requester]
+        policy = state.policies.get(attempt.requester)
         victims = ids_words(
             _named(id, victim.requester) if (victim := state.attempts.get(id)) else id
             for id, _ in event.victims
         )
-        if state.ledger.in_share(state.need(attempt), use, attempt.preemptible):
+        if state.in_share(attempt):
             why = "it takes its share back"
         else:
             why = f"its priority {policy.priority if policy else 'none'} is above theirs"

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from .core import records as ev
 from .core.coordinator_state import CoordinatorState
 from .core.pool_state import PoolState
-from .core.queue import NOMINATED
 from .core.victims import OPERATOR, reason
 from .errors import BadInput
 from .log_story import COORDINATOR, pool_log
@@ -232,12 +231,7 @@ class _Teller:
         else:
             return
         grace_s = state.config.grace_s if state.config else 0.0
-        share = asker is not None and state.ledger.in_share(
-            state.need(asker),
-            state.ledger.uses[asker.requester],
-            asker.preemptible,
-            nominated=asker.state == NOMINATED,
-        )
+        share = asker is not None and state.in_share(asker)
         for id, k in victims:
             victim = state.attempts[id]
             why, whom = OPERATOR, "an operator empties the pool"

@@ -49,11 +49,7 @@ def why(pool: Pool, attempt: Attempt) -> dict[str, Any]:
         return {**said, **_grant(pool, attempt)}
     order = [each.id for each in state.in_order()]
     said["position"], said["waiting"] = order.index(attempt.id) + 1, len(order)
-    named = attempt.state == NOMINATED
-    use = state.ledger.uses[attempt.requester]
-    said["in_share"] = policy is not None and state.ledger.in_share(
-        state.need(attempt), use, attempt.preemptible, nominated=named
-    )
+    said["in_share"] = state.in_share(attempt)
     said["cause"] = found = cause(pool, attempt)
     text, numbers = _waiting(pool, attempt, found)
     return {**said, "text": text, "numbers": numbers}

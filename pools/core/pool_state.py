@@ -87,6 +87,15 @@ class PoolState:
         policy = self.policies.get(attempt.requester)
         return quota.need_of(attempt.amounts, self.config.capacity if self.config else {}, policy)
 
+    def in_share(self, attempt: Attempt) -> bool:
+        """All of it fits in its requester's headroom (section 4); a nominated one leaves itself out."""
+        return attempt.requester in self.policies and self.ledger.in_share(
+            self.need(attempt),
+            self.ledger.uses[attempt.requester],
+            attempt.preemptible,
+            nominated=attempt.state == NOMINATED,
+        )
+
     def in_order(self) -> list[Attempt]:
         """All that waits here, in the order of the queue (docs/rules.md section 5)."""
         return self.sort(self.waiting())
@@ -96,11 +105,7 @@ class PoolState:
         keyed = []
         for attempt in waiting:
             policy = self.policies.get(attempt.requester)
-            use = self.ledger.uses[attempt.requester]
-            named = attempt.state == NOMINATED
-            share = policy is not None and self.ledger.in_share(
-                self.need(attempt), use, attempt.preemptible, nominated=named
-            )
+            named, share = attempt.state == NOMINATED, self.in_share(attempt)
             keyed.append(((not named, not share, -(policy.priority if policy else 0), attempt.age), attempt))
         keyed.sort(key=lambda pair: pair[0])
         return [attempt for _, attempt in keyed]

@@ -120,10 +120,7 @@ class Follower:
     def _nominated(self, event: ev.Nominated, at: float) -> None:
         """Before the event: who stops for whom, and why."""
         state, asker = self.state, self.state.attempts[event.id]
-        use = state.ledger.uses[asker.requester]
-        share = asker.requester in state.policies and state.ledger.in_share(
-            state.need(asker), use, asker.preemptible
-        )
+        share = state.in_share(asker)
         for id, k in event.victims:
             held = self.holding.get((id, k))
             if held is not None:
