@@ -13,7 +13,7 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -259,6 +259,30 @@ def test_a_head_whose_raylet_gave_up_is_started_once_again(
     assert len(made) == starts
     assert not any(directory.exists() for directory in made)
     assert sum("starting once again" in text for text in said) == starts - 1
+
+
+def test_the_guard_outlives_a_starter_that_is_killed_while_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the guard is among the first to be ended, and nobody ends the rest."""
+    cluster, found = LocalCluster({}), []
+
+    def killed(find: Callable[[], list[int]], **_: object) -> list[int]:
+        found.extend(find())
+        raise SystemExit
+
+    monkeypatch.setattr(local_processes, "end_processes", killed)
+    with subprocess.Popen(["sleep", "600"]) as guard:
+        try:
+            cluster._state = local_registry.State(str(tmp_path), 1, "1", 0.0, "v2", address="127.0.0.1:1")
+            cluster._guard = guard  # type: ignore[assignment]
+            monkeypatch.setattr(LocalCluster, "pids", lambda self: [guard.pid, 7])
+            with pytest.raises(SystemExit):
+                cluster.stop()
+            assert found == [7]
+            assert guard.poll() is None
+        finally:
+            guard.kill()
 
 
 def test_stopping_what_is_not_there_says_so() -> None:

@@ -29,7 +29,7 @@ from ray_pools.store import (
     open_reader,
     open_store,
 )
-from ray_pools.store.base import BODY_MAX_BYTES
+from ray_pools.store.base import BODY_MAX_BYTES, EPOCH_LEAP
 from ray_pools.store.memory import forget, memory_log
 from ray_pools.store.sqlite import SqliteStore
 
@@ -71,6 +71,19 @@ class Contract(Damage):
             again.close()
         assert store.open() == 5
         assert [row.epoch for row in store.read()] == [1, 1, 2, 3, 4]
+
+    def test_an_opening_holds_the_time_and_leaps_where_that_was_set_back(
+        self, store: Store, address: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Fault: a log that was put back from an old copy comes back in an epoch that it had before."""
+        monkeypatch.setattr("ray_pools.store.base.secrets.randbelow", lambda leap: leap - 1)
+        store.close()
+        opened = []
+        for now in (1_000, 900, 1_000 + EPOCH_LEAP + 5):
+            again = open_store(address, NAME)
+            opened.append(again.open(at_least=now))
+            again.close()
+        assert opened == [1_000, 1_000 + EPOCH_LEAP, 1_000 + EPOCH_LEAP + 5]
 
     def test_a_fenced_writer_writes_nothing_more(
         self, store: Store, address: str, opened: list[Reader]
