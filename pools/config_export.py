@@ -118,20 +118,21 @@ def _yaml(wanted: Mapping[str, Any]) -> str:
     out = []
     for name, value in wanted.items():
         if name == "policies":
-            out.append("policies:\n" + "".join(f"  - {_inline(policy)}\n" for policy in value))
+            out.append("policies:\n" + "".join(f"  - {inline_yaml(policy)}\n" for policy in value))
         elif name == "pools":
-            pools = "".join(f"  {_inline(pool)}:\n{_block(options)}" for pool, options in value.items())
+            pools = "".join(f"  {inline_yaml(pool)}:\n{_block(options)}" for pool, options in value.items())
             out.append(f"pools:\n{pools}" if pools else "pools: {}\n")
         else:
-            out.append(f"{name}: {_inline(value)}\n")
+            out.append(f"{name}: {inline_yaml(value)}\n")
     return "\n".join(out)
 
 
 def _block(options: Mapping[str, Any]) -> str:
-    return "".join(f"    {name}: {_inline(value)}\n" for name, value in options.items())
+    return "".join(f"    {name}: {inline_yaml(value)}\n" for name, value in options.items())
 
 
-def _inline(value: Any) -> str:
+def inline_yaml(value: Any) -> str:
+    """The value in one line, as YAML reads it back."""
     text = yaml.safe_dump(
         value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf")
     )

@@ -8,7 +8,7 @@ exact from the events, whatever the policies were meanwhile.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,7 +155,9 @@ class _Meter:
 
 def quantile(values: list[float], share: float) -> float | None:
     """The smallest value that at least this share of them does not exceed; None of none."""
-    if not values:
-        return None
-    ordered = sorted(values)
+    return ordered_quantile(sorted(values), share) if values else None
+
+
+def ordered_quantile(ordered: Sequence[float], share: float) -> float:
+    """Likewise, of at least one value, in ascending order."""
     return ordered[min(max(int(-(-share * len(ordered) // 1)) - 1, 0), len(ordered) - 1)]

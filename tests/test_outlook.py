@@ -20,6 +20,7 @@ from live_style import LiveStyle
 
 import ray_pools as pools
 from ray_pools.cli.app import pools as cli
+from ray_pools.cli.explaining import explained
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.picture import coordinator_picture, pool_picture
 from ray_pools.core.requests import FINAL
@@ -197,6 +198,35 @@ def test_what_is_on_its_way_between_the_actors_is_taken_to_arrive() -> None:
     live.close()
 
 
+@pytest.mark.parametrize(
+    ("retries", "given_back", "wanted"),
+    # c has what b held, until then a has 60 s to go, less the 11 s of before
+    [(1, False, {"b": 49.0}), (0, False, {}), (1, True, {})],
+)
+def test_an_end_that_its_pool_has_not_told_yet_is_taken_to_be_told(
+    retries: int, given_back: bool, wanted: dict[str, float]
+) -> None:
+    """It is queued again only if it has retries left and is still wanted (section 8)."""
+    live = LiveStyle(
+        {"p": PoolConfig("p", {"gpu": 4}, grace_s=10.0)},
+        [PolicyConfig("p", "t1"), PolicyConfig("p", "t2", 5)],
+    )
+    for id in ("a", "b"):
+        live.submit(id, "t1", 2, retries=retries, options={"expected_run_s": 100.0})
+        live.run()
+        live.advance(live.now + 20.0)
+    live.submit("c", "t2", 2, options={"expected_run_s": 100.0})
+    live.run()
+    assert live.states()["b"] == "preempting@p"
+    live.now += 11.0
+    live.turn("p")  # its grace is over, and the coordinator has not heard of it
+    assert live.pool("p").state.attempts["c"].state == "granted"
+    if given_back:
+        live.about("release", "b")
+    assert estimates(*pictures(live), ["b"]) == wanted
+    live.close()
+
+
 def test_a_pool_that_does_not_answer_is_left_out() -> None:
     live = full()
     coordinator, _ = pictures(live)
@@ -229,12 +259,33 @@ def test_a_client_asks_as_it_would_submit(ahead: pools.Client, fake: FakePools) 
         ahead.would("t2", gpus=1, expected_run_s=-1)
 
 
-def test_an_estimate_is_part_of_an_explanation(ahead: pools.Client, fake: FakePools) -> None:
+def test_an_estimate_is_part_of_an_explanation(ahead: pools.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     ticket = ahead.submit("t1", gpus=1, id="r1")
     assert all(each["estimate_s"] is None for each in ticket.explain(estimate=True).values()), (
         "nobody knows it there"
     )
+    live = full()
+    live.submit("r1", "t1", 1)
+    live.run()
+    monkeypatch.setattr(ahead, "_pictures", lambda: pictures(live))
+    said = ticket.explain(estimate=True)
+    assert {pool: each["estimate_s"] for pool, each in said.items()} == {"a": 60.0, "b": 60.0}
+    assert "about 60 s" in said.line()
     assert all("estimate_s" not in each for each in ticket.explain().values())
+    live.close()
+
+
+def test_why_goes_without_an_estimate_where_actors_of_before_can_not_say(
+    client: pools.Client, fake: FakePools
+) -> None:
+    client.submit("t1", gpus=1, id="r1")
+    said = explained(client, "r1")
+    assert {pool: each["cause"] for pool, each in said["pools"].items()} == {
+        "a": "waiting_capacity",
+        "b": "waiting_capacity",
+    }
+    assert all("estimate_s" not in each for each in said["pools"].values())
+    assert len(fake.ops("explain")) == 2, "each pool is asked once"
 
 
 @pytest.mark.parametrize(

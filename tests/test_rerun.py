@@ -6,7 +6,6 @@ are not where they were; what the log can't know taken for known; a request that
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from collections.abc import Callable
@@ -26,8 +25,6 @@ from ray_pools.simulate.rerun import Rerun
 from ray_pools.store import open_store
 
 PLACEMENT = {"strategy": "PACK", "provision_timeout_s": 60.0}
-
-_labels = itertools.count()
 
 
 class Ticking(LiveStyle):
@@ -231,6 +228,7 @@ def test_bad_input(logs: Path) -> None:
         (["q", "--from-log", "--store", logs / "store"], 2, "a pool of"),
         (["--from-log", "--store", logs / "nowhere"], 1, "nowhere"),
         (["--from-log", "--store", logs / "store", "--against", config], 2, "--from-log takes CONFIG"),
+        (["--from-log", "--store", logs / "store", "--stop-after", "0"], 2, "--from-log takes CONFIG"),
         ([], 2, "one TRACE is needed"),
         (["a.csv", "b.csv"], 2, "one TRACE is needed"),
         (["a.csv", "--store", logs / "store"], 2, "--store goes with --from-log"),

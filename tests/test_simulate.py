@@ -7,7 +7,9 @@ not at all; a share that is not met and nobody says so (10.4); another output fo
 
 from __future__ import annotations
 
+import csv
 import heapq
+import io
 import itertools
 import json
 import math
@@ -29,7 +31,7 @@ from ray_pools.log_usage import team_usage
 from ray_pools.simulate import play as playing
 from ray_pools.simulate import plots
 from ray_pools.simulate.play import Played, play
-from ray_pools.simulate.report import digest_of, report_of
+from ray_pools.simulate.report import JOB_COLUMNS, digest_of, job_lines, report_of
 from ray_pools.store import open_store
 from ray_pools.trace import TraceJob
 
@@ -268,8 +270,7 @@ def test_a_share_that_is_not_met_is_told() -> None:
 
 
 def test_the_examples_hold_what_they_say() -> None:
-    """A third of the first day of the ITP configurations' own load, made up: shares are met, and nothing borrows in
-    hard partitions."""
+    """600 jobs over 10 hours, made up: shares are met, and nothing borrows in hard partitions."""
     rng = random.Random(1)
     trace = [
         TraceJob(
@@ -351,6 +352,20 @@ def test_the_files_are_the_same_twice(
     assert b"| shares | " in found[0]["report.md"]
 
 
+def test_each_job_is_a_line_of_csv() -> None:
+    """Times keep their milliseconds also after months, and a name may have any characters."""
+    name = 'a,"b'
+    trace = [TraceJob("1", 5173334.5, 10.0, 1, name), TraceJob("2", 5173334.75, 10.0, 4, name)]
+    played = play(TWO, [PolicyConfig("p", name)], trace)
+    text = JOB_COLUMNS + "\n" + "".join(job_lines(played.jobs))
+    rows = list(csv.DictReader(io.StringIO(text), strict=True))
+    assert [row["requester"] for row in rows] == [name, name]
+    assert [(row["submit_s"], row["first_start_s"]) for row in rows] == [
+        ("5173334.500", "5173334.500"),
+        ("5173334.750", "5173344.500"),
+    ]
+
+
 @pytest.mark.slow
 def test_plots(files: tuple[Path, Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `plot`")
@@ -417,7 +432,7 @@ def test_pools_that_meter_more_than_gpus(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_whole_itp_trace() -> None:
-    """Twice in processes of their own, byte-identical; the figures are those of docs/simulation.md."""
+    """Twice in processes of their own, byte-identical; the figures are those of docs/itp.md."""
     trace = TRACES / "itp2021.csv.gz"
     if not trace.exists():
         pytest.skip("the ITP trace is not part of the repository: RAY_POOLS_TRACES names its folder")
@@ -447,6 +462,14 @@ def test_the_page_of_the_three_configurations_is_what_its_command_writes() -> No
     command = [sys.executable, str(EXAMPLES / "itp_1152" / "page.py"), str(trace)]
     page = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     assert page == (EXAMPLES.parent / "docs" / "itp.md").read_text()
+
+
+def test_the_page_says_how_much_its_trace_asks_for(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("submit_s,duration_s,gpus,requester\n0,50,40,c01\n0,100,8,c02\n100,1,1,c02\n")
+    command = [sys.executable, str(EXAMPLES / "itp_1152" / "page.py"), str(trace)]
+    page = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    assert "of which they would use 28 on average if nobody waited" in page
 
 
 def test_a_digest_tells_two_simulations_apart() -> None:

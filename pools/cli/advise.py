@@ -9,7 +9,7 @@ import click
 
 from ray_pools.cli.connection import json_option
 from ray_pools.cli.output import print_json, print_table
-from ray_pools.cli.simulate import Seconds, number_text, read_jobs, span_text, window
+from ray_pools.cli.simulate import Seconds, number_text, span_text, window
 from ray_pools.limits import AMOUNT_MAX, check_integer
 
 
@@ -30,9 +30,10 @@ def advise(
     """
     from ray_pools.simulate.advise import advise as advised
     from ray_pools.simulate.advise import config_text
+    from ray_pools.trace import read_trace
 
     check_integer("--gpus", gpus, 1, AMOUNT_MAX)
-    said = advised(window(read_jobs(trace), from_s, to_s, trace), gpus)
+    said = advised(window(read_trace(trace), from_s, to_s, trace), gpus)
     if as_yaml:
         click.echo(config_text(said), nl=False)
     elif as_json:

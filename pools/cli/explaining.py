@@ -15,7 +15,7 @@ from ray_pools.cli.output import (
     print_json,
     print_table,
 )
-from ray_pools.errors import PoolsError, Refused
+from ray_pools.errors import Refused
 
 if TYPE_CHECKING:
     from ray_pools.client import Client
@@ -42,6 +42,7 @@ def explained(client: Client, id: str) -> dict[str, Any]:
     """The request, and what each of its pools says of it. Refused (`unknown_id`) for one that nobody knows."""
     from ray_pools.client import Explanation
     from ray_pools.core.explain import admission_text
+    from ray_pools.core.records import positive
 
     view = client.get(id)
     if view is None:
@@ -53,7 +54,7 @@ def explained(client: Client, id: str) -> dict[str, Any]:
         config = client.config()
         capacity = {pool["name"]: pool["capacity"] for pool in config["pools"]}
         policies = {p["pool"]: p for p in config["policies"] if p["requester"] == view["requester"]}
-        amounts = tuple(sorted((key, amount) for key, amount in view["amounts"].items() if amount > 0))
+        amounts = positive(view["amounts"].items())
         pools = {}
         for pool, cause in view["causes"].items():
             policy = policies.get(pool)
@@ -65,10 +66,7 @@ def explained(client: Client, id: str) -> dict[str, Any]:
                 )
             pools[pool] = {"pool": pool, "cause": cause, "text": text}
     else:
-        try:
-            pools = client.explain(id, estimate=view["state"] == "queued")
-        except PoolsError:  # the estimate alone needs all pools, and their version
-            pools = client.explain(id)
+        pools = client.explain(id, estimate=view["state"] == "queued")
     return {"request": dict(view), "pools": pools, "text": str(Explanation(view, pools))}
 
 

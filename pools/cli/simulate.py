@@ -13,6 +13,7 @@ import click
 from ray_pools.cli.connection import json_option
 from ray_pools.cli.output import amounts_text, print_json, print_table, progress
 from ray_pools.cli.store_place import store_option
+from ray_pools.cli.times import UNITS_S
 from ray_pools.errors import BadInput
 from ray_pools.limits import SECONDS_MAX
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ray_pools.trace import TraceJob
 
 REJECTIONS_SHOWN = 20
-_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer clicks only
@@ -34,7 +34,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gene
         if isinstance(value, float):
             return value
         match = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([smhd]?)", str(value).strip())
-        if match is None or (seconds := float(match[1]) * _UNITS_S[match[2]]) > SECONDS_MAX:
+        if match is None or (seconds := float(match[1]) * UNITS_S[match[2] or "s"]) > SECONDS_MAX:
             self.fail(
                 f"{value!r}: seconds, or a number with s, m, h or d, at most {SECONDS_MAX} s", param, ctx
             )
@@ -73,11 +73,13 @@ class Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gene
     "--stop-after",
     "stop_s",
     type=Seconds(),
-    default=0.0,
     help="How long a preempted job takes to stop, at most its pool's grace. Default: 0.",
 )
 @click.option(
-    "--out", metavar="DIR", type=click.Path(), help="Write report.md, report.json, jobs.csv and plots there."
+    "--out",
+    metavar="DIR",
+    type=click.Path(),
+    help="Write report.md, report.json, jobs-NAME.csv and plots there.",
 )
 @json_option
 def simulate(
@@ -89,7 +91,7 @@ def simulate(
     from_s: float | None,
     to_s: float | None,
     checkpoint_every_s: float | None,
-    stop_s: float,
+    stop_s: float | None,
     out: str | None,
     as_json: bool,
 ) -> None:
@@ -104,14 +106,14 @@ def simulate(
     and hold as long as they did.
     """
     if from_log:
-        _no_others(others, from_s, to_s, checkpoint_every_s, out)
+        _no_others(others, from_s, to_s, checkpoint_every_s, stop_s, out)
         rerun(config, trace, store, as_json)
         return
     if len(trace) != 1:
         raise click.UsageError("one TRACE is needed, or --from-log")
     if store is not None:
         raise click.UsageError("--store goes with --from-log")
-    _simulate(config, trace[0], others, (from_s, to_s), checkpoint_every_s, stop_s, out, as_json)
+    _simulate(config, trace[0], others, (from_s, to_s), checkpoint_every_s, stop_s or 0.0, out, as_json)
 
 
 def _no_others(others: tuple[str, ...], *given: object) -> None:
@@ -130,10 +132,11 @@ def _simulate(
     as_json: bool,
 ) -> None:
     from ray_pools.simulate.play import play
-    from ray_pools.simulate.report import common_waits, report_of
+    from ray_pools.simulate.report import comparison
+    from ray_pools.trace import read_trace
 
     configs = load_configs((config, *others))
-    jobs = window(read_jobs(trace), *between, trace)
+    jobs = window(read_trace(trace), *between, trace)
     played: dict[str, Played] = {}
     for name, (pools, policies) in configs.items():
         played[name] = play(
@@ -143,11 +146,7 @@ def _simulate(
             checkpoint_every_s=math.inf if checkpoint_every_s is None else checkpoint_every_s,
             stop_s=stop_s,
         )
-    said = {
-        "trace": {"jobs": len(jobs), "from_s": jobs[0].submit_s, "to_s": jobs[-1].submit_s},
-        "configs": {name: report_of(each) for name, each in played.items()},
-        "admitted_by_all": common_waits(played),
-    }
+    said = comparison(jobs, played)
     if out is not None:
         from ray_pools.simulate.files import write_all
 
@@ -174,13 +173,6 @@ def load_configs(paths: Sequence[str]) -> dict[str, tuple[Any, Any]]:
         if not found.pools:
             raise BadInput("pools", "none", "at least one pool", path)
     return configs
-
-
-def read_jobs(trace: str) -> list[TraceJob]:
-    """The whole trace. BadInput for what `read_trace` refuses."""
-    from ray_pools.trace import read_trace
-
-    return read_trace(trace)
 
 
 def window(jobs: list[TraceJob], from_s: float | None, to_s: float | None, trace: str) -> list[TraceJob]:
@@ -232,7 +224,8 @@ def _show_rerun(said: Mapping[str, Any]) -> None:
             [
                 team,
                 sums["requests"],
-                *(f"{part['granted']}" for part in (was, now)),
+                was["granted"],
+                now["granted"],
                 *(
                     f"{span_text(was['wait_s'][name])} / {span_text(now['wait_s'][name])}"
                     for name in ("mean", "p50", "p95", "max")
@@ -359,12 +352,10 @@ def rejection_lines(rejected: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def span_text(seconds: float | None) -> str:
-    """`45 s`, `12 min`, `3.5 h`."""
-    if seconds is None:
-        return "-"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    """As `duration_text`, or a dash."""
+    from ray_pools.client.explanation import duration_text
+
+    return "-" if seconds is None else duration_text(seconds)
 
 
 def number_text(value: float | None) -> str:

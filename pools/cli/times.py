@@ -7,7 +7,7 @@ from datetime import datetime
 
 from ray_pools.errors import BadInput
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def parse_since(said: str, now: float, option: str = "--since") -> float:
@@ -17,7 +17,7 @@ def parse_since(said: str, now: float, option: str = "--since") -> float:
     ago = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", said.strip())
     try:
         if ago is not None:
-            return now - float(ago[1]) * _UNITS_S[ago[2]]
+            return now - float(ago[1]) * UNITS_S[ago[2]]
         if said.startswith("@"):
             return float(said[1:])
         return datetime.fromisoformat(said.replace("Z", "+00:00")).timestamp()

@@ -77,7 +77,7 @@ def _place(said: Mapping[str, Any]) -> str:
 
 
 def _estimate(said: Mapping[str, Any]) -> str:
-    """How long it may take, where a pool says so (`estimate_s`)."""
+    """How long it may take, where the client has worked that out (`estimate_s`)."""
     estimate_s = said.get("estimate_s")
     return "" if estimate_s is None else f"about {duration_text(estimate_s)}"
 

@@ -6,17 +6,16 @@ The actors give a picture of their states; the looking ahead is done here, by th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from typing_extensions import Unpack
 
-from ..core.records import UnknownSnapshot
+from ..core.records import UnknownSnapshot, positive
 from ..errors import PoolsError
 from ..limits import check_name
 from ..settings import ResourceSettings
 from ..simulate.outlook import Outlook, estimates, would
-from ..simulate.world import positive
 from .connection import Connection
 from .submission import RequestArguments, submission_of, takes_request_arguments
 
@@ -45,18 +44,16 @@ class Outlooks(Connection):
         given = submission_of(requester, settings, arguments)
         operation = given.operation("", b"")
         coordinator, pools = self._pictures()
-        try:
+        with _of_this_version():
             return would(
                 coordinator,
                 pools,
                 requester,
-                positive(given.amounts),
+                positive(given.amounts.items()),
                 preemptible=operation["preemptible"],
                 retries=given.retries,
                 expected_run_s=given.expected_run_s,
             )
-        except UnknownSnapshot as problem:
-            raise PoolsError(f"the pools run another version of ray-pools: {problem}") from None
 
     def estimates(self, ids: Iterable[str]) -> dict[str, float | None]:
         """Id of a waiting request to the seconds that it will still wait, as estimated; None where nobody can say.
@@ -65,10 +62,8 @@ class Outlooks(Connection):
         """
         wanted = [check_name("id", id) for id in ids]
         coordinator, pools = self._pictures()
-        try:
+        with _of_this_version():
             return estimates(coordinator, pools, wanted)
-        except UnknownSnapshot as problem:
-            raise PoolsError(f"the pools run another version of ray-pools: {problem}") from None
 
     def explain(
         self, id: str, pools: Iterable[str] | None = None, *, estimate: bool = False
@@ -88,3 +83,12 @@ class Outlooks(Connection):
         names = [wire["name"] for wire in coordinator["pools"]]
         answers = self.ask_pools(names, {"op": "picture"})
         return coordinator, [answer for answer in answers.values() if "state" in answer]
+
+
+@contextlib.contextmanager
+def _of_this_version() -> Iterator[None]:
+    """Who looks ahead must know the actors' states."""
+    try:
+        yield
+    except UnknownSnapshot as problem:
+        raise PoolsError(f"the pools run another version of ray-pools: {problem}") from None

@@ -34,7 +34,6 @@ def coordinator_picture(core: Coordinator) -> dict[str, Any]:
         "ages": state.ages,
         "pools": [config.to_wire() for _, config in sorted(state.pools.items())],
         "policies": [policy.to_wire() for name in sorted(state.pools) for policy in state.policies_of(name)],
-        "silent": sorted(core.silent),
         "requests": [_live(request) for request in state.waiting_or_holding.values()],
         "runs_s": _runs_s(core),
     }

@@ -10,7 +10,7 @@ function in `UPCASTS` that turns the fields of one version into those of the nex
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgpack
@@ -18,6 +18,11 @@ import msgpack
 from ray_pools.errors import PoolsError
 
 Amounts = tuple[tuple[str, int], ...]
+
+
+def positive(amounts: Iterable[tuple[str, int]]) -> Amounts:
+    """The amounts of a request that count: those above 0, by key."""
+    return tuple(sorted((key, amount) for key, amount in amounts if amount > 0))
 
 
 class UnknownEvent(PoolsError):

@@ -120,7 +120,7 @@ class Request:
     @property
     def positive(self) -> ev.Amounts:
         """The amounts that count: positive ones, by key."""
-        return tuple(sorted((key, amount) for key, amount in self.amounts if amount > 0))
+        return ev.positive(self.amounts)
 
 
 def directive_item(request: Request, pool: str, seq: int) -> list[Any]:

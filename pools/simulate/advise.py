@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..config_export import inline_yaml
 from ..core.config_rules import PolicyConfig, PoolConfig
 from ..trace import TraceJob
 from .play import KEY, play
@@ -87,11 +88,11 @@ def shares(demand: dict[str, Demand], gpus: int) -> dict[str, int]:
     return found
 
 
-def advise(trace: Sequence[TraceJob], gpus: int, grace_s: float = 30.0) -> dict[str, Any]:
+def advise(trace: Sequence[TraceJob], gpus: int) -> dict[str, Any]:
     """The shares, and beside each other what the simulation says of them, of hard partitions and of one queue."""
     demand = demands(trace)
     reserved = shares(demand, gpus)
-    pool = {POOL: PoolConfig(POOL, {KEY: gpus}, grace_s=grace_s)}
+    pool = {POOL: PoolConfig(POOL, {KEY: gpus})}
     teams = sorted(demand)
     policies = {
         "advised shares": [PolicyConfig(POOL, team, 0, {KEY: reserved[team]}) for team in teams],
@@ -102,7 +103,6 @@ def advise(trace: Sequence[TraceJob], gpus: int, grace_s: float = 30.0) -> dict[
     }
     return {
         "gpus": gpus,
-        "demand_mean": round(sum(each.mean for each in demand.values()), 1),
         "teams": {
             team: {**{k: round(v, 1) for k, v in demand[team]._asdict().items()}, "reserved": reserved[team]}
             for team in teams
@@ -114,21 +114,10 @@ def advise(trace: Sequence[TraceJob], gpus: int, grace_s: float = 30.0) -> dict[
 
 def config_text(said: dict[str, Any]) -> str:
     """The advised shares as a configuration for `pools simulate`, or for `pools up` once its pool is filled in."""
-    lines = [
-        "pools:",
-        f"  {POOL}: {{capacity: {{gpu: {said['gpus']}}}, placement: none}}",
-        "policies:",
-        *(
-            f"  - {{pool: {POOL}, requester: {_quoted(team)}, reserved: {{gpu: {each['reserved']}}}}}"
-            for team, each in said["teams"].items()
-        ),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(name: str) -> str:
-    """As YAML reads it back: a name is any text."""
-    if name.replace("-", "").replace("_", "").isalnum() and name[0].isalpha() and name.isascii():
-        if name.lower() not in ("yes", "no", "true", "false", "null", "on", "off", "y", "n"):
-            return name
-    return "'" + name.replace("'", "''") + "'"
+    pool = {"capacity": {KEY: said["gpus"]}, "placement": "none"}
+    policies = (
+        {"pool": POOL, "requester": team, "reserved": {KEY: each["reserved"]}}
+        for team, each in said["teams"].items()
+    )
+    lines = ["pools:", f"  {POOL}: {inline_yaml(pool)}", "policies:"]
+    return "\n".join([*lines, *(f"  - {inline_yaml(policy)}" for policy in policies)]) + "\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import BadInput
 from .play import Played
-from .report import JOB_COLUMNS, job_lines
+from .report import HOUR_S, JOB_COLUMNS, job_lines
 
 
 def write_all(folder: Path, said: Mapping[str, Any], played: Mapping[str, Played]) -> Iterator[Path]:
@@ -95,7 +95,7 @@ def _part(lost_gpu_h: float, total: Mapping[str, Any]) -> str:
 
 
 def _hours(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds / 3600:.2f}"
+    return "-" if seconds is None else f"{seconds / HOUR_S:.2f}"
 
 
 def _number(value: float | None) -> str:

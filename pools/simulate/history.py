@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..core import records as ev
-from ..core.records import Amounts
+from ..core.records import Amounts, positive
 from ..errors import PoolsError
 from ..log_story import COORDINATOR, pool_log
 from ..store import open_reader
@@ -56,7 +56,7 @@ class PastAttempt:
 
     @property
     def ran(self) -> bool:
-        """It was granted, and not given back because it could not be placed."""
+        """It was granted; also one that was then given back because it could not be placed."""
         return self.granted_at >= 0
 
 
@@ -125,11 +125,10 @@ def read_history(store: str, pools: Iterable[str]) -> History:
     began_at, until = UNKNOWN, 0.0
     for at, event in _rows(store, COORDINATOR):
         if isinstance(event, ev.Submitted):
-            positive = tuple(sorted((key, amount) for key, amount in event.amounts if amount > 0))
             requests[event.id] = Past(
                 event.id,
                 event.requester,
-                positive,
+                positive((key, amount) for key, amount in event.amounts),
                 event.preemptible,
                 event.retries,
                 event.age,

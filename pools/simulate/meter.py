@@ -87,9 +87,8 @@ class ShareWatch:
                     break
                 self._older(oldest, kind)
             waiting = {id: amount for _, id, amount in oldest.values()}
-            for (
-                attempt
-            ) in state.nominated.values():  # what was freed for it is on its way, and it still waits
+            # what was freed for a nominated one is on its way, and it still waits
+            for attempt in state.nominated.values():
                 use = state.ledger.uses[attempt.requester]
                 if attempt.id in since or state.ledger.in_share(
                     state.need(attempt), use, attempt.preemptible, nominated=True

@@ -67,17 +67,15 @@ class Ahead:
         policies = [
             PolicyConfig.from_wire(wire) for wire in coordinator["policies"] if wire["pool"] in pictures
         ]
-        self.unreachable = sorted(w["name"] for w in coordinator["pools"] if w["name"] not in pictures)
         self.began_at = now
         self.world = World({c.name: c for c in configs}, policies, self._heard, now=now, live=True)
         self.world.ages = int(coordinator["ages"])
         self.expected_s: dict[str, float] = {}
-        self.requester: dict[str, str] = {}
         runs = {team: list(values) for team, values in coordinator["runs_s"].items() if values}
         self._usual_s = {team: statistics.median(values) for team, values in runs.items()}
         every = [value for values in runs.values() for value in values]
         self._usual_of_all_s = statistics.median(every) if every else None
-        self.ahead: list[tuple[float, int, str, int, str]] = []
+        self.ahead: list[tuple[float, int, str, int]] = []
         self.granted_at: dict[str, float] = {}
         self.victims: dict[str, tuple[str, ...]] = {}
         for name, picture in sorted(pictures.items()):
@@ -107,7 +105,7 @@ class Ahead:
         )
         self.expect(request.id, request.requester, row.get("expected_run_s"))
         pools = self.world.pools
-        request.k, request.owner = row["k"], row["owner"]
+        request.k, request.owner, request.asked = row["k"], row["owner"], bool(row["asked"])
         request.pools = tuple(name for name in row["pools"] if name in pools)
         if request.owner and request.owner not in pools:
             return
@@ -121,13 +119,7 @@ class Ahead:
                 self._runs(request.id, request.k, attempt.granted_at)
             elif attempt.state == ENDED and attempt.k == request.k and request.owner == name:
                 # its end is on its way to the coordinator: as if it were told now
-                self.world.requests.pop(request.id)
-                if attempt.ended_as in ("stopped", "returned") and (
-                    request.retries or attempt.ended_as == "returned"
-                ):
-                    request.retries -= attempt.ended_as == "stopped"
-                    self.world.requests[request.id] = request
-                    self.world.open(request)
+                self.world.ended(name, ev.Ended(request.id, request.k, attempt.ended_as, ""))
             if request.owner and attempt is not None and attempt.state == QUEUED and not attempt.owned:
                 pools[name].work_in([[0, request.id, "take", request.k, request.fields]])
         if row["asked"]:
@@ -135,7 +127,6 @@ class Ahead:
 
     def expect(self, id: str, requester: str, declared_s: Any) -> None:
         """How long the request is taken to run."""
-        self.requester[id] = requester
         if isinstance(declared_s, bool) or not isinstance(declared_s, (int, float)):
             declared_s = None
         usual_s = self._usual_s.get(requester, self._usual_of_all_s)
@@ -168,7 +159,7 @@ class Ahead:
             return
         ran_s = self.world.now - since
         left_s = expected_s - ran_s if expected_s > ran_s else ran_s / 2
-        heapq.heappush(self.ahead, (self.world.now + left_s, len(self.ahead), id, k, ""))
+        heapq.heappush(self.ahead, (self.world.now + left_s, len(self.ahead), id, k))
 
     def run(self, wanted: set[str]) -> dict[str, float]:
         """Goes on until all of these were granted, or nothing more can be said. Id to seconds from now."""
@@ -182,7 +173,7 @@ class Ahead:
                 break
             world.set_time(max(at, world.now))
             while self.ahead and self.ahead[0][0] <= world.now:
-                _, _, id, k, _ = heapq.heappop(self.ahead)
+                _, _, id, k = heapq.heappop(self.ahead)
                 request = world.requests.get(id)
                 if request is not None and request.k == k:
                     world.release(id)
@@ -209,7 +200,7 @@ def would(
     world, id = ahead.world, "\0would"
     ahead.expect(id, requester, expected_run_s)
     request = world.submit(id, requester, positive, preemptible=preemptible, retries=retries)
-    if request.state == "rejected":
+    if request.rejected:
         return Outlook(REJECTED, "", (), request.causes, None)
     world.settle()
     states = {name: a for name in world.pools if (a := world.pools[name].state.attempts.get(id)) is not None}

@@ -67,7 +67,7 @@ class Job:
 
 
 class Played:
-    """What came of it, job by job and as sums. `span_s`: from the first submission to the last end."""
+    """What came of it, job by job and as sums. times: of the first submission and the last end."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class Played:
         holdings: Mapping[tuple[str, str], Holding],
         shares: ShareWatch,
         capacity: int,
-        times: tuple[float, float, float],
+        times: tuple[float, float],
         bin_s: float,
     ) -> None:
         self.jobs, self.holdings, self.shares, self.capacity = jobs, holdings, shares, capacity
-        self.first_s, self.last_submit_s, self.end_s = times
+        self.first_s, self.end_s = times
         self.bin_s = bin_s
 
 
@@ -164,12 +164,12 @@ class _Player:
         shares.close(now)
         for holding in self.holdings.values():
             holding.settle(now)
-        times = trace[0].submit_s, trace[-1].submit_s, now
+        times = trace[0].submit_s, now
         return Played(list(self.jobs.values()), self.holdings, shares, self.capacity, times, self.bin_s)
 
     def _submit(self, row: TraceJob) -> None:
         request = self.world.submit(row.id, row.requester, self._amounts(row), retries=RETRIES_MAX)
-        if request.state == REJECTED:
+        if request.rejected:
             job = self.jobs[row.id]
             job.state, job.causes = REJECTED, request.causes
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from .play import Played
+from .report import HOUR_S
 
-HOUR_S = 3600.0
 JOBS_DRAWN = 3000
 """Lines of a timeline: more can't be told apart."""
 

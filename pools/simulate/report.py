@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..log_usage import quantile
+from ..log_usage import ordered_quantile
+from ..trace import TraceJob
 from .play import DONE, REJECTED, Job, Played
 
 SHORT_S = 10.0
 """The shortest duration that a bounded slowdown divides by: else jobs of a second would be all that it shows."""
 
 HOUR_S = 3600.0
+
+
+def comparison(trace: Sequence[TraceJob], played: Mapping[str, Played]) -> dict[str, Any]:
+    """All configurations' reports for one trace, and what of them can be compared."""
+    return {
+        "trace": {"jobs": len(trace), "from_s": trace[0].submit_s, "to_s": trace[-1].submit_s},
+        "configs": {name: report_of(each) for name, each in played.items()},
+        "admitted_by_all": common_waits(played),
+    }
 
 
 def report_of(played: Played) -> dict[str, Any]:
@@ -56,7 +68,6 @@ def _of_jobs(jobs: Sequence[Job]) -> dict[str, Any]:
         "bounded_slowdown": spread_of(slowdowns),
         "preemptions_suffered": sum(job.preempted for job in jobs),
         "preemptions_caused": sum(job.caused for job in jobs),
-        "demand_gpu_h": _gpu_h(job.trace.duration_s * job.trace.gpus for job in jobs),
         "rejected_gpu_h": _gpu_h(
             job.trace.duration_s * job.trace.gpus for job in jobs if job.state == REJECTED
         ),
@@ -119,19 +130,17 @@ def spread_of(ordered: Sequence[float]) -> dict[str, float | None]:
     """mean, p50, p95 and max of values in ascending order; None of none."""
     if not ordered:
         return {"mean": None, "p50": None, "p95": None, "max": None}
-    values = list(ordered)
-    half, most = quantile(values, 0.5), quantile(values, 0.95)
     return {
-        "mean": _r(sum(values) / len(values)),
-        "p50": None if half is None else _r(half),
-        "p95": None if most is None else _r(most),
-        "max": _r(values[-1]),
+        "mean": _r(sum(ordered) / len(ordered)),
+        "p50": _r(ordered_quantile(ordered, 0.5)),
+        "p95": _r(ordered_quantile(ordered, 0.95)),
+        "max": _r(ordered[-1]),
     }
 
 
 def common_waits(played: Mapping[str, Played]) -> dict[str, Any]:
-    """Waits of the jobs that every configuration admits, so that one that rejects the large ones does not look better;
-    and of all jobs, those that are rejected counted as waiting 0.
+    """Waits of the jobs that every configuration admits, so that one that rejects the large ones does not look
+    better.
     """
     kept = [
         place
@@ -142,10 +151,6 @@ def common_waits(played: Mapping[str, Played]) -> dict[str, Any]:
         "jobs": len(kept),
         "wait_s": {
             name: spread_of(sorted(each.jobs[n].first_at - each.jobs[n].trace.submit_s for n in kept))
-            for name, each in played.items()
-        },
-        "wait_s_rejected_as_0": {
-            name: spread_of(sorted(max(job.first_at - job.trace.submit_s, 0.0) for job in each.jobs))
             for name, each in played.items()
         },
     }
@@ -163,14 +168,22 @@ JOB_COLUMNS = "row,requester,gpus,submit_s,outcome,first_start_s,end_s,queued_s,
 
 
 def job_lines(jobs: Sequence[Job]) -> Iterable[str]:
-    """One line for each job, in the trace's order, as of `JOB_COLUMNS`."""
+    """One line of CSV for each job, in the trace's order, as of `JOB_COLUMNS`."""
+    cells: dict[str, str] = {}
     for job in jobs:
         row = job.trace
-        requester = f'"{row.requester}"' if "," in row.requester else row.requester
+        if row.requester not in cells:  # of which there are few
+            cells[row.requester] = _csv_cell(row.requester)
         yield (
-            f"{row.id},{requester},{row.gpus},{row.submit_s:.6g},{job.state},{_time(job.first_at)}"
+            f"{row.id},{cells[row.requester]},{row.gpus},{row.submit_s:.3f},{job.state},{_time(job.first_at)}"
             f",{_time(job.ended_at)},{job.queued_s:.3f},{job.preempted},{job.lost_s:.3f}\n"
         )
+
+
+def _csv_cell(text: str) -> str:
+    written = io.StringIO()
+    csv.writer(written, lineterminator="").writerow([text])
+    return written.getvalue()
 
 
 def _time(at: float) -> str:

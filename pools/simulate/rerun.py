@@ -29,9 +29,7 @@ class Again:
 
     __slots__ = (
         "assumed",
-        "called_at",
         "done_s",
-        "end_at",
         "ended_at",
         "first_at",
         "granted_at",
@@ -39,8 +37,6 @@ class Again:
         "past",
         "pool",
         "preempted",
-        "queued_s",
-        "since",
         "state",
     )
 
@@ -49,10 +45,7 @@ class Again:
         self.state = "waiting"
         self.pool = ""
         self.k = 0
-        self.since = past.submitted_at
-        self.first_at = self.granted_at = self.ended_at = self.called_at = UNKNOWN
-        self.end_at = math.inf
-        self.queued_s = 0.0
+        self.first_at = self.granted_at = self.ended_at = UNKNOWN
         # how long it held in attempts that are over
         self.done_s = 0.0
         self.preempted = 0
@@ -122,9 +115,6 @@ class Rerun:
             while self.ahead and self.ahead[0][0] <= now:
                 heapq.heappop(self.ahead)[2]()
             world.settle()
-        for again in self.requests.values():
-            if again.state == "waiting":
-                again.queued_s += max(until - again.since, 0.0)
         return self
 
     # --- what happens whatever the policy
@@ -147,14 +137,13 @@ class Rerun:
             age=past.age,
             submitted_at=past.submitted_at,
         )
-        if request.state == "rejected":
+        if request.rejected:
             self.requests[past.id].state = "rejected"
 
     def _lose_patience(self, past: Past) -> None:
         """It was cancelled while it waited: also here, if it still does."""
         again = self.requests[past.id]
         if again.state == "waiting":
-            again.queued_s += self.world.now - again.since
             again.state, again.ended_at = "cancelled", self.world.now
             self.world.cancel(past.id)
 
@@ -176,8 +165,6 @@ class Rerun:
     def _granted(self, pool: str, event: ev.Granted) -> None:
         again, now = self.requests[event.id], self.world.now
         again.pool, again.k, again.state, again.granted_at = pool, event.k, "running", now
-        again.called_at = UNKNOWN
-        again.queued_s += now - again.since
         if again.first_at < 0:
             again.first_at = now
         at, how = self._end_of(again)
@@ -217,7 +204,7 @@ class Rerun:
     def _called(self, pool: str, id: str, k: int) -> None:
         """It is told to stop. It does so as soon as it did, or as others do."""
         again, now = self.requests[id], self.world.now
-        again.state, again.called_at = "stopping", now
+        again.state = "stopping"
         again.preempted += 1
         past = self._past_attempt(pool, id, k)
         known = past is not None and past.called_at >= 0
@@ -247,7 +234,6 @@ class Rerun:
             return
         now = self.world.now
         again.done_s += now - again.granted_at
-        again.since = now
         again.state = event.how if event.how in ("released", "cancelled", "expired") else "waiting"
         if again.state != "waiting":
             again.ended_at = now

@@ -29,7 +29,9 @@ Listener = Callable[[str, list[Any]], None]
 
 
 class Request:
-    """A request on its way. `state`: queued until it is final; `asked`: what its holder wants of it, to end it."""
+    """A request on its way. `asked`: its holder is done with it, so that nothing follows when its attempt is over.
+    `rejected`: no pool admits it, for `causes`; then it never was among the world's requests.
+    """
 
     __slots__ = (
         "age",
@@ -43,9 +45,9 @@ class Request:
         "pools",
         "positive",
         "preemptible",
+        "rejected",
         "requester",
         "retries",
-        "state",
     )
 
     def __init__(
@@ -58,8 +60,8 @@ class Request:
         self.owner = ""
         # what its pools bid, where they do
         self.answers: dict[str, tuple[str, bool]] = {}
-        self.state = "queued"
-        self.asked = ""
+        self.asked = False
+        self.rejected = False
         self.causes: dict[str, str] = {}
         # as a directive has them (docs/protocol.md)
         self.fields: list[Any] = [
@@ -141,7 +143,7 @@ class World:
         pools, causes = self.admit(requester, positive, preemptible)
         if not pools:
             request = Request(id, requester, positive, preemptible, retries, age, at)
-            request.state, request.causes = "rejected", causes
+            request.rejected, request.causes = True, causes
             return request
         self.ages = max(self.ages, age) if age else self.ages + 1
         request = Request(id, requester, positive, preemptible, retries, age or self.ages, at)
@@ -151,12 +153,11 @@ class World:
 
     def open(self, request: Request) -> None:
         """Its next attempt stands in every pool that admits it (sections 6 and 8)."""
-        pools, causes = self.admit(request.requester, request.positive, request.preemptible)
+        pools, _ = self.admit(request.requester, request.positive, request.preemptible)
         if pools:
             self._open(request, pools)
         else:
-            request.causes = causes
-            self._finish(request, "rejected")
+            self.requests.pop(request.id)
 
     def _open(self, request: Request, pools: tuple[str, ...]) -> None:
         request.k += 1
@@ -173,32 +174,28 @@ class World:
 
     def release(self, id: str) -> None:
         """Its holder is done."""
-        self._ask(id, "release")
+        self.end(id, "release")
 
     def stopped(self, id: str) -> None:
         """The holder of a preempting grant has stopped."""
-        self._ask(id, "stopped")
+        self.end(id, "stopped")
 
     def cancel(self, id: str) -> None:
         """It is not wanted any more, in whatever state."""
-        self._ask(id, "cancel")
+        self.end(id, "cancel")
 
     def end(self, id: str, how: str) -> None:
-        """release, cancel or expire (section 8)."""
-        self._ask(id, how)
-
-    def _ask(self, id: str, what: str) -> None:
+        """Its holder's word: release, cancel, expire or stopped (section 8)."""
         request = self.requests.get(id)
         if request is None:
             return
-        if what != "stopped":
-            request.asked = what
+        request.asked |= how != "stopped"
         if request.owner:
-            self.pools[request.owner].work_in([[0, id, "ask", request.k, what]])
+            self.pools[request.owner].work_in([[0, id, "ask", request.k, how]])
             return
         for name in request.pools:
             self.send(name, [0, id, "close", request.k])
-        self._finish(request, "cancelled")
+        self.requests.pop(id)
 
     # --- deciding
 
@@ -243,7 +240,7 @@ class World:
                 self.listener(name, events)
                 for event in events:
                     if type(event) is ev.Ended:
-                        again |= self._ended(name, event)
+                        again |= self.ended(name, event)
                 if pool.effects:
                     effects, pool.effects = pool.effects, []
                     for effect in effects:
@@ -253,30 +250,24 @@ class World:
                 pool.state.apply(ev.Peer("coordinator", 0, 0, 0, pool.state.seq), self.now)
         return again
 
-    def _ended(self, name: str, event: ev.Ended) -> bool:
-        """An attempt is over: the next one opens, or the request is final (section 8)."""
+    def ended(self, name: str, event: ev.Ended) -> bool:
+        """An attempt is over: the next one opens, or the request is final (section 8). True if it is queued again."""
         request = self.requests.get(event.id)
         if request is None or request.owner != name or request.k != event.k:
             return False  # of a pool that did not get it
-        if request.asked:
-            self._finish(request, _ASKED[request.asked])
-        elif event.how == "stopped" and request.retries <= 0:
-            self._finish(request, "preempted")
-        elif event.how in ("stopped", "returned", "withdrawn"):
-            request.retries -= event.how == "stopped"
-            if self.reopens is None:
-                self.open(request)
-                return True
-            request.owner = ""
-            request.pools = ()
-            self.reopens(request)
-        else:
-            self._finish(request, event.how)
+        stopped = event.how == "stopped"
+        again = event.how in ("returned", "withdrawn") or (stopped and request.retries > 0)
+        if request.asked or not again:
+            self.requests.pop(request.id)
+            return False
+        request.retries -= stopped
+        if self.reopens is None:
+            self.open(request)
+            return True
+        request.owner = ""
+        request.pools = ()
+        self.reopens(request)
         return False
-
-    def _finish(self, request: Request, state: str) -> None:
-        request.state = state
-        self.requests.pop(request.id, None)
 
     # --- requests that several pools may run: one decision at a time, in the order of section 5
 
@@ -319,17 +310,9 @@ class World:
         self._take(request, best)
 
 
-_ASKED = {"release": "released", "cancel": "cancelled", "expire": "expired"}
-
-
 def _at_once(pool: Pool, effect: Any) -> None:
     """Placement groups come and go without taking time."""
     if isinstance(effect, Place):
         pool.placed(effect.id, effect.k, {})
     elif isinstance(effect, Unplace):
         pool.gone(effect.id, effect.k)
-
-
-def positive(amounts: Mapping[str, int]) -> Amounts:
-    """Amounts as a request has them: those above 0, by key."""
-    return tuple(sorted((key, amount) for key, amount in amounts.items() if amount > 0))
