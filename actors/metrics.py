@@ -55,6 +55,8 @@ class MetricsFeed:
         self._meter, self._sink, self._more = meter, sink, more
         # (events, the core's time, seconds of the append); None: a turn that failed
         self._turns: deque[tuple[list[Any], float, float] | None] = deque(maxlen=_KEPT_MAX)
+        # what `more` said last
+        self._beside: dict[Series, float] = {}
         self._now, self._beat_at = 0.0, time.time()
         self._wake = threading.Event()
         self._closed = False
@@ -107,9 +109,15 @@ class MetricsFeed:
             meter.samples.observe("pools_log_sync_seconds", append_s, name)
         samples = meter.take(self._now)
         samples.gauge("pools_heartbeat_timestamp_seconds", self._beat_at, name)
-        if self._more is not None:
-            self._more(samples)
-        self._sink(samples)
+        try:
+            if self._more is not None:
+                beside = Samples()
+                self._more(beside)
+                self._beside = beside.gauges
+        finally:
+            # what was counted is gone from the meter; what `more` can't say now is as it was, not 0
+            samples.gauges.update(self._beside)
+            self._sink(samples)
 
 
 class RaySink:

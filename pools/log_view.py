@@ -156,11 +156,11 @@ def base_state(reader: Reader, log: str) -> Any:
     return kind.load(msgpack.unpackb(snapshot.state, strict_map_key=False))
 
 
-def parse_moment(said: str) -> int | float:
-    """`--at`: a row's number, or a time: ISO 8601 (local unless it says otherwise), or `@SECONDS` of the core.
+def parse_moment(said: str, field: str = "--at") -> int | float:
+    """A row's number, or a time: ISO 8601 (local unless it says otherwise), or `@SECONDS` of the core.
 
     Raises:
-        BadInput: it is none of these.
+        BadInput: it is none of these; of that field.
     """
     try:
         if said.isdecimal():
@@ -170,7 +170,7 @@ def parse_moment(said: str) -> int | float:
         return datetime.fromisoformat(said.replace("Z", "+00:00")).timestamp()
     except (OverflowError, ValueError):
         expected = "a row's number, a time such as 2026-01-31T12:00:00, or @SECONDS of the log's own time"
-        raise BadInput("--at", said, expected) from None
+        raise BadInput(field, said, expected) from None
 
 
 def folded(
@@ -232,8 +232,8 @@ def state_at(
     return as_plain(log, *folded(reader, log, moment, start))
 
 
-def as_plain(log: str, state: State, epoch: int) -> dict[str, Any]:
-    """A state as `state_at` shows it."""
+def as_plain(log: str, state: State, epoch: int, shown: int = QUEUE_SHOWN) -> dict[str, Any]:
+    """A state as `state_at` shows it; of a pool's queue and of its grants at most so many."""
     common = {"log": log, "seq": state.seq, "at": state.clock, "epoch": epoch, "digest": state.digest()}
     if isinstance(state, CoordinatorState):
         return {**common, **_coordinator_at(state)}
@@ -241,8 +241,8 @@ def as_plain(log: str, state: State, epoch: int) -> dict[str, Any]:
     return {
         **common,
         "version": state.version,
-        **pool_status(pool, QUEUE_SHOWN),
-        "grants": grants(pool, QUEUE_SHOWN),
+        **pool_status(pool, shown),
+        "grants": grants(pool, shown),
     }
 
 

@@ -97,7 +97,7 @@ class Page:
 
     async def begin(self) -> None:
         """Hears of everything from now on."""
-        for domain in ("Page", "Runtime", "Log", "Network", "Performance"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             await self.send(f"{domain}.enable")
 
     async def open(self, url: str) -> None:
@@ -113,16 +113,16 @@ class Page:
             raise AssertionError(details.get("exception", {}).get("description") or details["text"])
         return said["result"].get("value")
 
-    async def until(self, script: str, limit_s: float = WAIT_S) -> Any:
+    async def until(self, script: str) -> Any:
         """The first true value of the expression."""
-        ends_at = time.monotonic() + limit_s
+        ends_at = time.monotonic() + WAIT_S
         while True:
             found = await self.evaluate(script)
             if found:
                 return found
             if time.monotonic() > ends_at:
                 text = await self.evaluate("document.body.innerText.slice(0, 3000)")
-                raise AssertionError(f"not within {limit_s:g} s: {script}\n{text}\n{self.problems}")
+                raise AssertionError(f"not within {WAIT_S:g} s: {script}\n{text}\n{self.problems}")
             await asyncio.sleep(0.05)
 
     async def key(self, key: str, code: int) -> None:
@@ -148,13 +148,11 @@ class Page:
         ]
         await self.send("Emulation.setEmulatedMedia", features=features)
 
-    async def screenshot(self, path: Path, whole: bool = True) -> bytes:
-        """What it looks like, as a PNG."""
-        said = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        data = base64.b64decode(said["data"])
+    async def screenshot(self, path: Path) -> None:
+        """What it looks like, all of it, as a PNG."""
+        said = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        return data
+        path.write_bytes(base64.b64decode(said["data"]))
 
 
 @asynccontextmanager

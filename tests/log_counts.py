@@ -49,6 +49,9 @@ class PoolCounts:
                 victim = self.state.attempts[id].requester
                 reason = "own" if victim == attempt.requester else "reclaim" if share else "priority"
                 self.counts["pools_preemptions", self.pool, victim, reason] += 1
+        elif isinstance(event, ev.Evicted):
+            assert attempt is not None
+            self.counts["pools_preemptions", self.pool, attempt.requester, "operator"] += 1
         elif isinstance(event, ev.Ended) and attempt is not None and attempt.state in HOLDING:
             words = {"its holder stopped": "stopped", "its grace ran out": "grace_over"}
             words["it was not placed yet"] = "not_placed"

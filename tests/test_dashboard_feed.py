@@ -19,6 +19,9 @@ from test_log_usage import kept
 from test_metrics import random_world
 
 from ray_pools.core import records as ev
+from ray_pools.core import status
+from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.core.explain import cause
 from ray_pools.core.system import System
 from ray_pools.dashboard import feed as feed_module
 from ray_pools.dashboard import sources
@@ -70,6 +73,7 @@ def test_a_page_gets_all_at_first_and_then_what_changed(world: System) -> None:
 
 
 def test_nobody_is_asked_while_nobody_looks(world: System) -> None:
+    """Before the first page is open, and after the last one is closed."""
     store = kept(world)
     looks: list[int] = []
 
@@ -84,11 +88,57 @@ def test_nobody_is_asked_while_nobody_looks(world: System) -> None:
             for _ in range(20):
                 await client.get("/")
             assert looks == []
-            await anext(messages(client))
+            reader = feed.read(60.0)
+            assert await anext(reader)
             assert looks
-            assert not feed.is_full
+            await reader.aclose()
+            before = len(looks)
+            for _ in range(20):
+                await client.get("/")
+            assert len(looks) <= before + 1, "one was perhaps on its way"
 
     asyncio.run(main())
+    forget(store)
+
+
+def test_one_page_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch, world: System) -> None:
+    monkeypatch.setattr(feed_module, "READERS_MAX", 1)
+    store = kept(world)
+
+    async def main() -> None:
+        feed = Feed(LogSource(), lambda: History(store), every_s=0.01)
+        async with TestClient(TestServer(make_app(feed))) as client:
+            reader = feed.read(60.0)
+            assert await anext(reader)
+            answer = await client.get("/api/events")
+            assert (answer.status, await answer.json()) == (503, {"error": "too many pages are open"})
+            await reader.aclose()
+            assert await anext(messages(client)), "there is room again"
+
+    asyncio.run(main())
+    forget(store)
+
+
+def test_of_a_long_queue_only_what_is_shown_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "SHOWN", 3)
+    world = System({"p": PoolConfig("p", {"gpu": 5})}, [PolicyConfig("p", "a")])
+    for number in range(12):
+        world.submit(f"r{number}", "a", {"gpu": 1})
+    judged: list[str] = []
+
+    def counted(pool: Any, attempt: Any) -> str | None:
+        judged.append(attempt.id)
+        return cause(pool, attempt)
+
+    monkeypatch.setattr(status, "cause", counted)
+    store = kept(world)
+    history = History(store)
+    history.read()
+    said = LogSource().look(history)["pools"]["p"]
+    assert [item["id"] for item in said["queue"]] == judged == ["r5", "r6", "r7"]
+    assert [grant["id"] for grant in said["grants"]] == ["r2", "r3", "r4"]
+    assert said["waiting"] == 7
+    history.close()
     forget(store)
 
 
@@ -99,7 +149,7 @@ def test_logs_that_cant_be_read_here_leave_the_present() -> None:
     async def main() -> None:
         async with TestClient(TestServer(make_app(Feed(LiveSource(Actors()), open_history, 0.01)))) as client:  # type: ignore[arg-type]
             first = await anext(messages(client))
-            assert first["logs"] == {"trouble": "the logs are elsewhere"}
+            assert first["logs"] == {"rows": {}, "trouble": "the logs are elsewhere"}
             assert first["pool:a"]["held"] == {"gpu": 1}
             answer = await client.get("/api/at", params={"moment": "@5"})
             assert (answer.status, await answer.json()) == (503, {"error": "the logs are elsewhere"})

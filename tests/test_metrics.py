@@ -36,6 +36,7 @@ from ray_pools.core.meter import CoordinatorMeter, PoolMeter, eviction_reason
 from ray_pools.core.metrics import COUNTER, HISTOGRAM, OTHER, SPECS, Requesters, Samples
 from ray_pools.core.pool_state import PoolState
 from ray_pools.core.system import System
+from ray_pools.dashboard.history import History
 from ray_pools.errors import PoolsError
 from ray_pools.store import open_store
 from ray_pools.store.memory import forget
@@ -121,11 +122,6 @@ def test_a_random_workload_counts_as_its_logs_do(seed: int) -> None:
         waits = sorted(value for (name, _), value in samples.observed if name == "pools_wait_seconds")
         assert waits == pytest.approx(sorted(chain.from_iterable(wanted.waits.values())))
         reasons |= {labels[-1] for labels in flat(samples) if labels[0] == "pools_preemptions"}
-        assert {name for name, _ in samples.counts} <= {
-            "pools_grants",
-            "pools_preemptions",
-            "pools_evictions",
-        }
     coordinator = CoordinatorMeter(CoordinatorState())
     rows = rows_of(world, "coordinator")
     coordinator.hear([event for _, event in rows], 0.0)
@@ -175,12 +171,30 @@ def test_gauges_follow_the_state_also_after_a_restart_at_any_row(seed: int) -> N
 
 def test_a_pool_that_is_emptied_calls_back_for_the_operator() -> None:
     """An operator's evictions stop somebody too (rules 9): these were three grants."""
+    folder = HISTORIES / "v4"
+    rows = [(at, ev.unpack(body)) for at, body in read_rows(folder / "emptied-pool-p.log")]
     meter = PoolMeter("p", PoolState())
-    for at, body in read_rows(HISTORIES / "v4" / "emptied-pool-p.log"):
-        meter.hear([ev.unpack(body)], at)
-    counted = {key: by for key, by in flat(meter.take(100.0)).items() if key[0] == "pools_preemptions"}
-    assert {key[-1] for key in counted} == {"operator"}
-    assert sum(counted.values()) == 3
+    for at, event in rows:
+        meter.hear([event], at)
+    counted, wanted = flat(meter.take(100.0)), PoolCounts("p", rows).counts
+    del wanted["pools_log_rows", "pool:p"]
+    assert counted == wanted
+    preempted = {key: by for key, by in counted.items() if key[0] == "pools_preemptions"}
+    assert {key[-1] for key in preempted} == {"operator"}
+    assert sum(preempted.values()) == 3
+    # and the page's chart has the same
+    for log, file in (("coordinator", "emptied-coordinator.log"), ("pool:p", "emptied-pool-p.log")):
+        writer = open_store("memory:emptied", log)
+        writer.open()
+        writer.append(list(read_rows(folder / file)), 0)
+    history = History("memory:emptied")
+    history.read()
+    grants = history.grants("p", 0.0, 1e12, 0, 1000)["grants"]
+    history.close()
+    forget("memory:emptied")
+    assert Counter((grant["requester"], grant["reason"]) for grant in grants if grant["reason"]) == {
+        key[2:]: by for key, by in preempted.items()
+    }
 
 
 def test_the_oldest_request_that_waits_is_timed_from_its_submission() -> None:
@@ -336,6 +350,26 @@ def test_a_sink_that_fails_is_tried_again_and_nothing_is_counted_twice() -> None
         assert sink.called.acquire(timeout=30.0)
     feed.close()
     assert sink.counts == {("pools_log_rows", "pool:p"): 2}
+
+
+def test_gauges_that_cant_be_asked_for_cost_no_count_and_stay_as_they_were() -> None:
+    """As `ray.nodes()` while the GCS is away: 0 nodes would be another thing than not to know."""
+    sink, answers = Sink(), iter((3, None, 5))
+
+    def more(samples: Samples) -> None:
+        answer = next(answers)
+        if answer is None:
+            raise OSError("no GCS")
+        samples.gauge("pools_prewarm_ready", answer, "q", "GPU")
+
+    feed = MetricsFeed(PoolMeter("p", PoolState()), sink, more)
+    for number, shown in enumerate((3, 3, 5)):
+        feed.hear([ev.Ended(f"x{number}", 1, "withdrawn", "")], 1.0, 0.001)
+        feed.beat(1.0)
+        assert sink.called.acquire(timeout=30.0)
+        assert sink.counts == {("pools_log_rows", "pool:p"): number + 1}
+        assert sink.gauges["pools_prewarm_ready", "q", "GPU"] == shown
+    feed.close()
 
 
 def test_what_is_gone_is_shown_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:

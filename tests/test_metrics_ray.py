@@ -112,6 +112,7 @@ def wanted(live: LivePools) -> tuple[Counts, Counts]:
 def test_what_is_scraped_is_what_the_logs_say(tmp_path: Path) -> None:
     fast = {"RAY_metrics_report_interval_ms": "300"}
     with live_pools(tmp_path, CONFIG, {"metrics_every_s": 0.2}, env=fast) as live:
+        begun = time.time()
         work(live, 7)
         until = time.monotonic() + WAIT_S
         while True:
@@ -128,9 +129,9 @@ def test_what_is_scraped_is_what_the_logs_say(tmp_path: Path) -> None:
         assert counts["pools_finished", "(other)", "rejected"] > 0, "the stranger has no series of its own"
         assert counts["pools_refusals", "wrong_token"] == 1
         assert counts["pools_lease_expiries", "placed", "holding"] == 1
-        assert counts["pools_log_sync_seconds", "coordinator"] > 50
+        assert 0 < counts["pools_log_sync_seconds", "coordinator"] <= counts["pools_log_rows", "coordinator"]
         assert gauges["pools_prewarm_ready", "spot", "GPU"] == 4
-        assert time.time() - gauges["pools_heartbeat_timestamp_seconds", "coordinator"] < 60
+        assert gauges["pools_heartbeat_timestamp_seconds", "coordinator"] > begun
 
 
 def without_syncs(counts: Counts) -> Counts:

@@ -20,12 +20,10 @@ from ray_pools.core.pool_state import PoolState
 from ray_pools.core.queue import ENDING, HOLDING, NOMINATED, PREEMPTING
 from ray_pools.core.quota import Ledger, need_of
 from ray_pools.core.records import Amounts
+from ray_pools.core.requests import SHOWN
 from ray_pools.core.victims import OPERATOR, reason
 
-WAITING, HOLDS = "waiting", "holding"
-
 _QUEUE_SLACK = 1000
-_SHOWN = {"granted": "allocated", "placed": "allocated", "preempting": "preempting", "nominated": "queued"}
 _STATES = ("allocated", "preempting", "queued")
 _BY_WHY = {
     ev.HOLDER_STOPPED: "stopped",
@@ -316,7 +314,7 @@ class CoordinatorMeter:
     def _asked(self, event: ev.Asked) -> None:
         if event.what == "expire" and event.id in self._live:
             requester, shown = self._live[event.id]
-            state = WAITING if shown == "queued" else HOLDS
+            state = "waiting" if shown == "queued" else "holding"
             self.samples.count("pools_lease_expiries", self._requesters.label(requester), state)
 
     def _finished(self, event: ev.Finished) -> None:
@@ -353,7 +351,7 @@ _OF_COORDINATOR: Mapping[type[Any], Any] = {
     ev.DeclaredLost: CoordinatorMeter._changed,
     ev.Submitted: CoordinatorMeter._submitted,
     ev.Opened: lambda meter, event: meter._moves(event.id, "queued"),
-    ev.Told: lambda meter, event: meter._moves(event.id, _SHOWN[event.state]),
+    ev.Told: lambda meter, event: meter._moves(event.id, SHOWN[event.state]),
     ev.Asked: CoordinatorMeter._asked,
     ev.Finished: CoordinatorMeter._finished,
     ev.HolderGone: lambda meter, event: meter.samples.count("pools_holders_gone"),

@@ -14,7 +14,7 @@ REQUESTERS_MAX = 200
 """So many requesters have series of their own, in each actor; what further ones do is counted together."""
 
 OTHER = "(other)"
-"""The label of all further requesters, and of those that have no policy."""
+"""The label of all further requesters, and of those that no pool has admitted yet."""
 
 _WAIT_S = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 _GRANT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -137,7 +137,9 @@ class Requesters:
         self._known: set[str] = set()
 
     def label(self, requester: str, has_policy: bool = True) -> str:
-        """The requester's own name, or `OTHER`. One without a policy does not get a place."""
+        """The requester's own name, or `OTHER`. A stranger does not get a place: who has no policy, so that no pool
+        admits what it submits; or whose submissions were all rejected, which looks the same. Once known, it stays so.
+        """
         if requester not in self._known:
             if not has_policy or len(self._known) >= self._most:
                 return OTHER

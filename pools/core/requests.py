@@ -13,7 +13,7 @@ FINAL = "final"
 FINAL_STATES = frozenset(("released", "rejected", "cancelled", "preempted", "expired"))
 
 # What its pool told of a taken attempt -> the request's state (docs/rules.md section 8)
-_SHOWN = {
+SHOWN = {
     "": "queued",
     "nominated": "queued",
     "granted": "allocated",
@@ -105,7 +105,7 @@ class Request:
     @property
     def shown(self) -> str:
         """Its state, in the words of docs/rules.md section 8."""
-        return self.state if self.phase == FINAL else _SHOWN[self.told]
+        return self.state if self.phase == FINAL else SHOWN[self.told]
 
     @property
     def waits(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a pool is at, as plain values: for status tables, metrics and pages."""
+"""What a pool is at, as plain values: for status tables and pages."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Feed:
                 self.history = self._open_history()
             except PoolsError as problem:
                 self.no_history = str(problem)
-                return {"trouble": self.no_history}
+                return {"rows": {}, "trouble": self.no_history}
         self.no_history = ""
         try:
             self.history.add(pools)

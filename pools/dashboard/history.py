@@ -31,6 +31,9 @@ CHECKPOINTS_MAX = 24
 CHECKPOINT_EVERY_ROWS = 5_000
 """States that are kept of each log; where it is long, they stand the farther apart."""
 
+LOST = "lost"
+"""How a grant ended whose pool was declared lost; otherwise it is one of `records.ENDS`."""
+
 Key = tuple[str, int]
 
 
@@ -99,20 +102,11 @@ class Follower:
         if isinstance(event, ev.Granted):
             self.holds(state.attempts[event.id])
         elif isinstance(event, ev.Ended):
-            held = self.holding.pop((event.id, event.k), None)
-            if held is not None:
-                held.ended_at, held.how, held.why, held.seq = at, event.how, event.why, state.seq
-                self._keep(held)
+            if (event.id, event.k) in self.holding:
+                self._ends((event.id, event.k), at, event.how, event.why)
         elif isinstance(event, ev.BegunAnew):
-            for held in self.holding.values():
-                held.ended_at, held.how, held.why, held.seq = (
-                    at,
-                    "lost",
-                    "its pool was declared lost",
-                    state.seq,
-                )
-                self._keep(held)
-            self.holding.clear()
+            for key in list(self.holding):
+                self._ends(key, at, LOST, "its pool was declared lost")
         last = self.checkpoints[-1][1] if self.checkpoints else 0
         if state.seq - last >= self.spacing:
             self._checkpoint()
@@ -141,8 +135,9 @@ class Follower:
             self.state.seq,
         )
 
-    def _keep(self, held: Held) -> None:
-        self.over[held.id, held.k] = held
+    def _ends(self, key: Key, at: float, how: str, why: str) -> None:
+        held = self.over[key] = self.holding.pop(key)
+        held.ended_at, held.how, held.why, held.seq = at, how, why, self.state.seq
         if len(self.over) > GRANTS_KEPT:
             del self.over[next(iter(self.over))]
             self.cut = True
@@ -235,15 +230,15 @@ class History:
         for pool, follower in sorted(self.followers.items()):
             try:
                 start = follower.start_for(moment)
-                found[pool] = state_at(self._readers[pool], pool_log(pool), float(moment), start)
+                found[pool] = state_at(self._readers[pool], pool_log(pool), moment, start)
             except PoolsError as problem:
                 found[pool] = {"missing": str(problem)}
         return found
 
-    def now(self, pool: str) -> dict[str, Any]:
-        """A pool after the last row read."""
+    def now(self, pool: str, shown: int) -> dict[str, Any]:
+        """A pool after the last row read; of its queue and of its grants at most so many."""
         follower = self.followers[pool]
-        return as_plain(pool_log(pool), follower.state, follower.epoch)
+        return as_plain(pool_log(pool), follower.state, follower.epoch, shown)
 
 
 def story(store: str, id: str) -> list[dict[str, Any]]:

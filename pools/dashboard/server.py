@@ -24,7 +24,7 @@ from ..errors import BadInput, PoolsError, Refused
 from ..limits import check_name
 from ..log_view import parse_moment
 from .feed import Feed, to_json
-from .history import story
+from .history import History, story
 
 KEEP_ALIVE_S = 15.0
 GRANTS_MAX = 2_000
@@ -154,7 +154,7 @@ async def _events(request: web.Request) -> web.StreamResponse:
 
 async def _at(request: web.Request) -> web.Response:
     """Each pool at a moment in the past, by its log."""
-    moment = parse_moment(_field(request, "moment"))
+    moment = parse_moment(_field(request, "moment"), "moment")
     if not isinstance(moment, float) or not math.isfinite(moment):
         raise BadInput(
             "moment", moment, "a time, such as @SECONDS of the logs' own: each log has rows of its own"
@@ -193,7 +193,7 @@ async def _request(request: web.Request) -> web.Response:
     return _json({"id": id, **now, "story": lines or [], "trouble": trouble})
 
 
-def _history(feed: Feed) -> Any:
+def _history(feed: Feed) -> History:
     if feed.history is None:
         raise PoolsError(feed.no_history or "the logs are not read yet")
     return feed.history

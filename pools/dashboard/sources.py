@@ -13,8 +13,8 @@ from ..client import Client
 from ..errors import PoolsError
 from .history import History
 
-QUEUE_SHOWN = 1_000
-GRANTS_SHOWN = 1_000
+SHOWN = 1_000
+"""Of each pool's queue, and of its grants."""
 
 ANYWAY_EVERY_S = 5.0
 """Graces run down and pauses end without a row in the log."""
@@ -22,7 +22,7 @@ ANYWAY_EVERY_S = 5.0
 BUSY_SHARE = 0.05
 """Of its time, that an actor spends at most on answering the page."""
 
-_ASK = {"op": "status", "queue_limit": QUEUE_SHOWN, "grants_limit": GRANTS_SHOWN}
+_ASK = {"op": "status", "queue_limit": SHOWN, "grants_limit": SHOWN}
 _GIVE_UP_S = 3.0
 
 
@@ -133,10 +133,7 @@ class LogSource:
         span = history.span()
         for pool, rows in span["rows"].items():
             if self._said.get(pool, (-1, {}))[0] != rows:
-                said = history.now(pool)
-                said["queue"] = said["queue"][:QUEUE_SHOWN]
-                said["grants"] = said["grants"][-GRANTS_SHOWN:]
-                self._said[pool] = rows, said
+                self._said[pool] = rows, history.now(pool, SHOWN)
         return {
             "at": span["to"],
             "namespace": history.store,

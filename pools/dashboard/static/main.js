@@ -18,7 +18,7 @@ const cards = new Map();
 const colours = new Colours();
 const updates = []; // ms from a message's arrival until it was painted
 let offset = null; // the core's time less this page's clock, in seconds
-let past = null; // {at, window, pools or null, problem}; null: the page shows what is now
+let past = null; // {at, window, pools, problem, settled: the pools are of this moment}; null: the page shows what is now
 let begun = null; // when the oldest message that is not painted yet came
 let isDue = false;
 let asking = null;
@@ -42,7 +42,7 @@ function liveWindow() {
 }
 
 function shownPools() {
-  if (past !== null) return past.pools ?? {};
+  if (past !== null) return past.pools;
   return Object.fromEntries(top().pools.map((name) => [name, parts.get(`pool:${name}`)]).filter(([, pool]) => pool));
 }
 
@@ -54,7 +54,7 @@ const page = {
   window: () => (past === null ? liveWindow() : past.window),
   moment: () => (past === null ? (top().live ? now() : logs().to ?? now()) : past.at),
   keyOf: (pool) => cards.get(pool)?.key ?? null,
-  capacityOf: (pool, key) => (past?.pools?.[pool] ?? parts.get(`pool:${pool}`))?.capacity?.[key] ?? 0,
+  capacityOf: (pool, key) => (past?.pools[pool] ?? parts.get(`pool:${pool}`))?.capacity?.[key] ?? 0,
   lookAt: (at) => lookAt(at),
   say: (text) => {
     if (past === null) setText($("told"), text);
@@ -117,7 +117,8 @@ function draw() {
   }
   drawTime();
   for (const name of names) {
-    cards.get(name).timeline.follow(past === null ? logs().rows[name] : undefined);
+    const rows = logs().rows[name];
+    if (rows !== undefined) cards.get(name).timeline.follow(past === null ? rows : undefined);
     cards.get(name).timeline.draw();
   }
 }
@@ -160,7 +161,7 @@ function lookAt(at) {
     return;
   }
   const window = past?.window ?? liveWindow();
-  const kept = past?.pools ?? shownPools();
+  const kept = shownPools();
   past = { at, window: at < window.from ? { from: at, to: window.to } : window, pools: kept, problem: "", settled: false };
   slider.value = at;
   soon();

@@ -1,6 +1,6 @@
 // From what the server says to what is drawn. Pure functions: no document, no clock.
 
-export const TEAM_COLOURS = 10;
+const TEAM_COLOURS = 10;
 
 /** Each team keeps the colour that it got first. */
 export class Colours {

@@ -22,7 +22,7 @@ export class PoolCard {
   #pool = null;
   #at = 0;
 
-  /** `page`: {colours, show(id), key preferences}. */
+  /** `page`: as main.js has it: colours, the window and the moment that are shown, and what can be done there. */
   constructor(name, page) {
     this.name = name;
     this.page = page;

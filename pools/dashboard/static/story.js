@@ -23,10 +23,6 @@ export class Story {
     });
   }
 
-  get id() {
-    return this.#id;
-  }
-
   show(id) {
     if (this.#id === id) return;
     this.#id = id;

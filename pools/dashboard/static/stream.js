@@ -9,7 +9,6 @@ export function listen(heard, state) {
     const startedAt = performance.now();
     heard(JSON.parse(event.data), startedAt);
   };
-  return () => events.close();
 }
 
 /** Answers of the server; throws Error with its own words for what it refuses. */

@@ -233,8 +233,8 @@ export class Timeline {
     setText(this.summary, `Preemptions in this window: ${number(told.length)}`);
     const make = (grant) => {
       const when = el("button", { type: "button", className: "link when", title: "Look at this moment", on: { click: () => this.page.lookAt(grant.told_at) } });
-      const [victim, asker] = [storyLink(grant.id), storyLink(grant.asker)];
-      return el("li", {}, when, " ", victim, " of ", named(grant.requester), " stops for ", asker, " of ", named(grant.asker_requester), el("span"));
+      const forWhom = grant.asker ? [" for ", storyLink(grant.asker), " of ", named(grant.asker_requester)] : [];
+      return el("li", {}, when, " ", storyLink(grant.id), " of ", named(grant.requester), " stops", ...forWhom, el("span"));
     };
     reconcile(this.list, told.slice(0, LIST_MAX), nameOf, make, (node, grant) => {
       setText(node.firstChild, clock(grant.told_at));
@@ -249,5 +249,7 @@ function grantWords(grant) {
 }
 
 function preemptionWords(pool, grant) {
-  return `${clock(grant.told_at)}, ${pool}: ${grant.id} of ${grant.requester} stops for ${grant.asker} of ${grant.asker_requester}: ${reasonWords(grant.reason)}`;
+  // what an operator calls back stops for nobody
+  const forWhom = grant.asker ? ` for ${grant.asker} of ${grant.asker_requester}` : "";
+  return `${clock(grant.told_at)}, ${pool}: ${grant.id} of ${grant.requester} stops${forWhom}: ${reasonWords(grant.reason)}`;
 }
