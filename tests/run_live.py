@@ -144,10 +144,12 @@ def eventually(holds: Callable[[], object], what: str) -> None:
 def holders(path: Path) -> list[int]:
     """The processes that have the file open."""
     found = set()
-    for fd in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if os.path.samestat(fd.stat(), path.stat()):
-                found.add(int(fd.parts[2]))
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ends while it is looked at
+            for fd in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(fd.stat(), path.stat()):
+                        found.add(int(process.name))
     return sorted(found)
 
 

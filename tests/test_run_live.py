@@ -381,7 +381,7 @@ def test_a_job_that_is_preempted_and_retried(place: Place) -> None:
 
 @pytest.mark.slow
 def test_a_job_whose_driver_is_killed(place: Place, lock: Path) -> None:
-    submit(place, "killed", "-g", "1", "--lease", "5", "--", sys.executable, "-c", STUBBORN, str(lock))
+    submit(place, "killed", "-g", "1", "--lease", "20", "--", sys.executable, "-c", STUBBORN, str(lock))
     eventually(lambda: len(holders(lock)) == 3, "it does not run")
     os.kill(int(place.job("killed")["driver_info"]["pid"]), signal.SIGKILL)
     eventually(lambda: not holders(lock), "it outlived its job's driver")
