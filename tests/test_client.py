@@ -446,6 +446,8 @@ def test_what_is_can_be_asked(fake: FakePools, client: pools.Client) -> None:
     ticket = client.submit("vision", gpus=1, id="r1")
     assert client.get("r1") == ticket.view
     assert client.get("r9") is None
+    with pytest.raises(pools.Refused, match="no request 'r9'"):
+        client.explain("r9")
     assert [view["id"] for view in client.list(requester="vision", states=["queued"])] == ["r1"]
     assert client.status()["coordinator"]["pools"] == ["a", "b"]
     assert ticket.explain() == {"a": {"cause": "waiting_capacity"}, "b": {"cause": "waiting_capacity"}}

@@ -84,12 +84,16 @@ class Connection:
         return {"coordinator": coordinator, "pools": self.ask_pools(coordinator["pools"], {"op": "status"})}
 
     def explain(self, id: str, pools: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-        """What each pool says of a waiting or holding request; without `pools`, those that it is in now."""
+        """What each pool says of a waiting or holding request; without `pools`, those that it is in now.
+
+        Raises:
+            Refused: there is no such request (`unknown_id`).
+        """
         if pools is None:
             view = self.get(id)
-            pools = (
-                [] if view is None or is_final(view) else [view["pool"]] if view["pool"] else view["pools"]
-            )
+            if view is None:
+                raise Refused("unknown_id", f"there is no request {id!r}", {"id": id})
+            pools = [] if is_final(view) else [view["pool"]] if view["pool"] else view["pools"]
         answers = self.ask_pools(pools, {"op": "explain", "ids": [id]})
         return {
             pool: answer if "unreachable" in answer else (answer.get(id) or {})

@@ -70,6 +70,9 @@ class Outlooks(Connection):
     ) -> dict[str, dict[str, Any]]:
         """What each pool says of a waiting or holding request; without `pools`, those that it is in now. estimate: with
         `estimate_s`, how long it will still wait as far as can be told, None where that is not known.
+
+        Raises:
+            Refused: there is no such request (`unknown_id`).
         """
         said = super().explain(id, pools)
         if estimate and any(each.get("position") or each.get("cause") for each in said.values()):
