@@ -10,13 +10,13 @@ Ratios are to a bare call, a no-op of a sync actor on the same node, measured in
 
 from __future__ import annotations
 
-import statistics
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from benchmarks.figures import Figure, middle
-from benchmarks.live import NAMESPACE, Bare, Live, live, quantile, read_json
+from benchmarks.figures import Figure, middle, size, verdict
+from benchmarks.live import Bare, Live, Worker, live, quantile
 from ray_pools.core import records as ev
 from ray_pools.store import open_reader
 
@@ -27,7 +27,6 @@ SEATS = 16
 BARE_CALLS_MAX = 5.0
 
 CONFIG = f"""
-namespace: {NAMESPACE}
 pools:
   free: {{capacity: {{seat: 1000000}}, placement: none}}
   busy: {{capacity: {{seat: {SEATS}}}, placement: none}}
@@ -51,7 +50,7 @@ class Round(NamedTuple):
 def acquires(bench: Live) -> list[float]:
     """Of one client, one after the other."""
     found = []
-    for _ in range(ACQUIRES):
+    for _ in range(size(ACQUIRES, 5)):
         begun = time.perf_counter()
         slot = bench.client.submit("acquires", pool_resources={"seat": 1}).wait()
         found.append(time.perf_counter() - begun)
@@ -80,60 +79,64 @@ class Crowd:
     def __init__(self, bench: Live, pool: str, requester: str, processes: int, waiters: int) -> None:
         self.bench, self.pool, self.seq = bench, pool, 1
         each = str(waiters // processes)
-        self.processes = [bench.process("benchmarks.waiters", requester, each) for _ in range(processes)]
-        for process in self.processes:
-            read_json(process)
+        self.workers: list[Worker] = []
+        try:
+            for _ in range(processes):
+                self.workers.append(bench.process("benchmarks.waiters", requester, each))
+            for worker in self.workers:
+                worker.read()
+        except BaseException:
+            self.close()
+            raise
 
     def once(self) -> list[float]:
         """From decision to known, of each waiter."""
         known: dict[str, float] = {}
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write("again\n")
-            process.stdin.flush()
-        for process in self.processes:
-            read_json(process)
-        for process in self.processes:
-            known.update(read_json(process))
+        for worker in self.workers:
+            worker.tell("again")
+        for worker in self.workers:
+            worker.read()
+        for worker in self.workers:
+            known.update(worker.read())
         decided, self.seq = granted_at(self.bench, self.pool, self.seq)
         return [at - decided[id] for id, at in known.items()]
 
     def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.communicate()
+        for worker in self.workers:
+            worker.close()
 
 
-def measure(bench: Live) -> list[Round]:
+def measure(bench: Live, waiters: int) -> list[Round]:
     """The rounds, with all that is compared in each."""
-    bare = Bare()
-    crowd = Crowd(bench, "busy", "waits", PROCESSES, WAITERS)
-    alone = Crowd(bench, "single", "alone", 1, 1)
-    try:
+    count = size(ACQUIRES, 5)
+    with contextlib.ExitStack() as stack:
+        bare = Bare()
+        stack.callback(bare.close)
+        crowd = Crowd(bench, "busy", "waits", size(PROCESSES, 2), waiters)
+        stack.callback(crowd.close)
+        alone = Crowd(bench, "single", "alone", 1, 1)
+        stack.callback(alone.close)
         crowd.once(), alone.once(), acquires(bench)
         found = []
         for _ in range(ROUNDS):
-            one = [alone.once()[0] for _ in range(ACQUIRES)]
-            before = statistics.median(bare.times(ACQUIRES))
+            one = [alone.once()[0] for _ in range(count)]
+            before = bare.p50(count)
             taken = acquires(bench)
-            after = statistics.median(bare.times(ACQUIRES))
-            found.append(Round((before + after) / 2, taken, one, crowd.once()))
+            found.append(Round((before + bare.p50(count)) / 2, taken, one, crowd.once()))
         return found
-    finally:
-        crowd.close()
-        alone.close()
 
 
 def run() -> Iterator[Figure]:
     """The figures, medians of 5 rounds."""
+    waiters = size(WAITERS, 20)
     with live(CONFIG) as bench:
-        found = measure(bench)
+        found = measure(bench, waiters)
     bare, spread = middle([each.bare for each in found])
     yield Figure("grants: bare call, p50", bare * 1e3, "ms", 1.0, "", None, spread)
     names = {
         "acquire to usable": "acquire",
         "grant to known, one waiter": "alone",
-        f"grant to known, {WAITERS:,} waiters": "crowd",
+        f"grant to known, {waiters:,} waiters": "crowd",
     }
     for name, field in names.items():
         for label, share in (("p50", 0.5), ("p99", 0.99)):
@@ -141,5 +144,5 @@ def run() -> Iterator[Figure]:
             ratio, _ = middle([quantile(getattr(each, field), share) / each.bare for each in found])
             target, met = "", None
             if (field, label) == ("acquire", "p50"):
-                target, met = f"at most {BARE_CALLS_MAX:g} bare calls", ratio <= BARE_CALLS_MAX
+                target, met = f"at most {BARE_CALLS_MAX:g} bare calls", verdict(ratio <= BARE_CALLS_MAX)
             yield Figure(f"grants: {name}, {label}", value * 1e3, "ms", ratio, target, met, spread)

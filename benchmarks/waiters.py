@@ -7,11 +7,12 @@ this machine's wall clock. Once more for each line on its standard input.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
 
-from benchmarks.live import NAMESPACE
+from benchmarks.live import NAMESPACE_ENV
 from ray_pools.client import Client, Ticket, connect
 
 
@@ -34,7 +35,7 @@ def one_round(client: Client, requester: str, count: int) -> dict[str, float]:
 
 
 def main(requester: str, count: int) -> None:
-    client = connect(namespace=NAMESPACE, quiet=True)
+    client = connect(namespace=os.environ[NAMESPACE_ENV], quiet=True)
     print("true", flush=True)
     for _ in sys.stdin:
         print(json.dumps(one_round(client, requester, count)), flush=True)

@@ -31,9 +31,8 @@ from ray_pools.log_check import check_logs
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 NAMES = ["crowd", "seats", "soft", "hard"]
-# of benchmarks/live.py, whose client processes are started here
 CONFIG = """
-namespace: ray-pools-benchmark
+namespace: push
 pools:
   crowd: {capacity: {seat: 16}, placement: none}
   seats: {capacity: {seat: 10}, placement: none}
@@ -75,10 +74,9 @@ def json_of(process: subprocess.Popen[str]) -> Any:
 def test_every_grant_of_a_thousand_reaches_its_waiter(live: LivePools) -> None:
     command = [sys.executable, "-m", "benchmarks.waiters", "many", str(WAITERS // CLIENTS)]
     top = Path(__file__).parent.parent
+    env = {**live.env, "RAY_POOLS_BENCH_NAMESPACE": live.client.namespace}  # of benchmarks/live.py
     processes = [
-        subprocess.Popen(
-            command, env=live.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=top
-        )
+        subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=top)
         for _ in range(CLIENTS)
     ]
     known: dict[str, float] = {}

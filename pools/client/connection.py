@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +15,8 @@ from ..keys import Keys
 from ..limits import check_integer, check_name
 from .authentication import one_line
 from .background import Background
+from .sending import SUBMIT_BATCH
+from .ticket import Ticket
 from .transport import Caller, Transport, TryAgain
 from .views import STATES, View, is_final
 
@@ -26,6 +28,7 @@ _STATUS_S = 5.0
 _COPY_TRIES = 20
 _COPY_PAUSE_S = 0.01
 
+Tickets = list[Ticket]
 Views = list[View]
 """Client has a method called list: inside its class the name is taken."""
 
@@ -184,6 +187,41 @@ class Connection:
         version: int = self._coordinator(op)["version"]
         return version
 
+    # --- many at once
+
+    def release_many(self, tickets: Iterable[Ticket]) -> Views:
+        """Gives back what these hold and cancels what still waits, a thousand in one call; returns their views when
+        nothing is held any more. One that is refused does not keep the others: its error is raised when all were sent.
+        """
+        self._check_usable()
+        found = [*tickets]
+        problems = [self._released(part, self._caller.call(COORDINATOR, ops)) for part, ops in _ends(found)]
+        return _views_or_first(found, problems)
+
+    async def release_many_async(self, tickets: Iterable[Ticket]) -> Views:
+        """As `release_many`. Once begun it is carried out, also when its caller is cancelled."""
+        self._check_usable()
+        found = [*tickets]
+
+        async def carry_out() -> Views:
+            problems = []
+            for part, ops in _ends(found):
+                results = await self._background.call(self._caller, COORDINATOR, ops)
+                problems.append(self._released(part, results))
+            return _views_or_first(found, problems)
+
+        return await self._background.start(carry_out()).carried_out()
+
+    def _released(self, tickets: Tickets, results: Sequence[wire.Wire]) -> PoolsError | None:
+        """Every answer is worked in; the first that is an error."""
+        problem = None
+        for ticket, result in zip(tickets, results, strict=True):
+            if "ok" in result:
+                ticket._apply(result["ok"])
+            elif problem is None:
+                problem = wire.error_from_wire(result["error"])
+        return problem
+
     # --- calls
 
     def _coordinator(self, op: Mapping[str, Any], give_up_s: float | None = None) -> Any:
@@ -203,3 +241,18 @@ class Connection:
             raise PoolsError(
                 f"this client belongs to process {self._pid}: a fork has to call pools.connect() for its own"
             )
+
+
+def _ends(tickets: Tickets) -> Iterator[tuple[Tickets, list[dict[str, Any]]]]:
+    """Those that are not over yet, a call's worth at a time."""
+    live = [ticket for ticket in dict.fromkeys(tickets) if not ticket.done]
+    for start in range(0, len(live), SUBMIT_BATCH):
+        part = live[start : start + SUBMIT_BATCH]
+        yield part, [ticket._op("release", None) for ticket in part]
+
+
+def _views_or_first(tickets: Tickets, problems: Iterable[PoolsError | None]) -> Views:
+    for problem in problems:
+        if problem is not None:
+            raise problem
+    return [ticket.view for ticket in tickets]
