@@ -12,7 +12,7 @@ class Predictor:
 
 client = pools.connect()
 with client.slot(requester="vision", gpus=2, cpus=2, placement="none") as slot:
-    predicted = ray.data.range(100).map_batches(
+    predicted = ray.data.range(100, override_num_blocks=4).map_batches(
         Predictor,
         batch_size=20,
         compute=ray.data.ActorPoolStrategy(size=slot.resources["gpu"]),
