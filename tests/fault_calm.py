@@ -35,7 +35,8 @@ def settle(world: World) -> None:
         processes = list(world.processes.values())
         for process in processes:
             for errand in list(process.errands):
-                process.do_errand(errand)
+                if process.alive:  # else they ended with it
+                    process.do_errand(errand)
             process.turn()
             world.look()
         known = world.processes[COORDINATOR].core.state.pools

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from live_style import COORDINATOR, LiveStyle
 
+from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.link import StalePeer
 from ray_pools.errors import Refused
@@ -255,6 +256,36 @@ def test_a_pool_in_use_can_not_be_taken_away(make: MakeWorld) -> None:
         "full": "released",
         "later": "allocated@q",
     }
+
+
+def test_a_late_change_does_not_make_a_running_pool_another_one(make: MakeWorld) -> None:
+    """Fault: two operators make a pool of one name, or a change comes late, after an operator declared the pool lost:
+    the uid that it brings is not that of the pool that runs, and nothing that this one says is heard any more."""
+    world = make([pool("p")], [PolicyConfig("p", "a")])
+    world.submit("x", "a", 1)
+    world.run()
+    with pytest.raises(Refused, match="there is a pool 'p' by now") as refused:
+        world.ask("change", [("pool", pool("p", gpu=3), "p#0")], "late", "", None)
+    assert refused.value.code == "changed_meanwhile"
+    world.ask("change", [("pool", pool("p", gpu=4), "p#1")])
+    world.submit("y", "a", 3)
+    world.run()
+    assert world.states() == {"x": "allocated@p", "y": "allocated@p"}
+
+
+def test_a_pools_log_begins_with_whose_it_is(make: MakeWorld) -> None:
+    """Fault: an old copy of a log has waiters and no uid, so that the pool takes the one that took its place after it
+    was declared lost for itself, and goes on with waiters that nobody knows."""
+    world = make([pool("p")], [PolicyConfig("p", "a")])
+    world.restart("q")  # its process is late
+    world.ask("change", [("pool", pool("q"), "q#1"), ("policy", PolicyConfig("q", "a"))])
+    world.submit("x", "a", 1)
+    world.ask(
+        "change", [("policy", PolicyConfig("q", "b"))]
+    )  # what it is told of itself is newer than the request
+    world.run()
+    first = next(iter(world.stores["q"].read()))
+    assert type(ev.unpack(first.body)) is ev.Configured
 
 
 def test_a_pool_that_comes_back_with_its_old_log_is_told_everything(make: MakeWorld) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from ray_pools.core.access import check_access
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig, check_config
 from ray_pools.core.coordinator_state import CoordinatorState
+from ray_pools.core.link import took_the_place_of
 from ray_pools.core.requests import OPEN
 from ray_pools.core.timings import TIMINGS, check_timings
 from ray_pools.errors import BadInput, Refused
@@ -24,14 +25,16 @@ def merge(state: CoordinatorState, changes: Sequence[Sequence[Any]]) -> list[lis
 
     Raises:
         BadInput: what would come out breaks a rule of section 9; names field, value and what would be right.
-        Refused: there is no such pool, policy or requester's key to take away.
+        Refused: there is no such pool, policy or requester's key to take away; the change makes a pool whose name
+            another one has got since (`changed_meanwhile`).
     """
-    pools = dict(state.pools)
+    pools, uids = dict(state.pools), dict(state.uids)
     policies = {(p.requester, p.pool): p for of in state.policies.values() for p in of.values()}
     keys = dict(state.requester_keys)
     wire: list[list[Any]] = []
     for kind, *rest in changes:
         if kind == "pool":
+            _check_it_is_the_same(uids, rest[0].name, rest[1])
             pools[rest[0].name] = rest[0]
             wire.append(["pool", rest[0].to_wire(), rest[1]])
         elif kind == "policy":
@@ -49,6 +52,7 @@ def merge(state: CoordinatorState, changes: Sequence[Sequence[Any]]) -> list[lis
                 raise Refused(
                     "in_use", f"pool {rest[0]!r} is in use by {len(using)} requests, {using[0]!r} first"
                 )
+            uids.pop(rest[0], None)
             policies = {key: p for key, p in policies.items() if key[1] != rest[0]}
             wire.append(["unpool", rest[0]])
         elif kind == "unpolicy":
@@ -60,6 +64,20 @@ def merge(state: CoordinatorState, changes: Sequence[Sequence[Any]]) -> list[lis
             wire.append([kind, *rest])
     raise_first(pools, policies.values())
     return wire
+
+
+def _check_it_is_the_same(uids: dict[str, str], pool: str, uid: str) -> None:
+    """A pool that runs keeps its uid: a change with another one is of somebody who knew of no pool, or of an older
+    one, under this name. What runs would be taken for a stranger under the new uid.
+    """
+    runs = uids.setdefault(pool, uid)
+    # whoever made the change need not know yet that the pool was declared lost
+    if runs != uid and not took_the_place_of(runs, uid):
+        raise Refused(
+            "changed_meanwhile",
+            f"there is a pool {pool!r} by now that this change does not know: read the configuration again",
+            {"pool": pool},
+        )
 
 
 def _merge_access(keys: dict[str, str], kind: str, rest: list[Any]) -> None:

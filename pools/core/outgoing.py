@@ -16,7 +16,11 @@ def message_to(core: Coordinator, pool: str) -> Message:
     """All that the pool does not have yet."""
     state, link = core.state, core._link(pool)
     due = link.due()
+    upto = due[-1][1] if len(due) < len(link.index) else state.seq
     items: list[list[Any]] = []
+    if not link.acked and "" in link.index:
+        # so that the first row of a pool's log says whose it is, however much of it an old copy has
+        due = [("", link.index[""]), *(pair for pair in due if pair[0])]
     for id, seq in due:
         if not id and pool in state.pools:  # else it was taken away in the turn in which it spoke
             wire = state.pools[pool].to_wire(), [policy.to_wire() for policy in state.policies_of(pool)]
@@ -30,7 +34,7 @@ def message_to(core: Coordinator, pool: str) -> Message:
         core.epoch,
         state.seq,
         link.acked,
-        due[-1][1] if len(due) < len(link.index) else state.seq,
+        upto,
         items,
         link.heard,
         [],
