@@ -15,14 +15,13 @@ from ray_pools.actors.clock import ManualClock
 from ray_pools.actors.holders import Holder, HolderWatch
 from ray_pools.actors.metrics import add_cluster_gauges
 from ray_pools.actors.peer import BEAT_S, PeerCaller, answer_to, beat_after_s, message_of
-from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.actors.shell import Deferred, Later, Shell
 from ray_pools.actors.views import config_of, matching, view_of
-from ray_pools.core import access, commands, holders, picture, prewarm
+from ray_pools.actors.wishes import Wishes
+from ray_pools.core import access, commands, holders, picture
 from ray_pools.core.bundles import validate_options
 from ray_pools.core.coordinator import Coordinator, CoordinatorStep
 from ray_pools.core.coordinator_state import CoordinatorState
-from ray_pools.core.demand import pool_views
 from ray_pools.core.eviction import evict
 from ray_pools.core.intake import check_room, check_token
 from ray_pools.core.link import SHORTER_LOG, Message, ShorterLog, StalePeer
@@ -34,7 +33,6 @@ from ray_pools.core.timings import TIMINGS
 from ray_pools.errors import BadInput, PoolsError, Refused
 from ray_pools.limits import check_name
 
-_PREWARM_EVERY_S = 0.2
 _FORGET_EVERY_S = 60.0
 # A pool that an open attempt waits for is asked again this often: one that is gone must not be waited for.
 _ASK_EVERY_S = 2.0
@@ -42,7 +40,7 @@ _ASK_EVERY_S = 2.0
 _LISTEN_MAX_S = 15.0
 _LIST_MAX = 10_000
 _DETAIL_MAX_CHARS = 500
-_PROMISES = frozenset(("submit", "release", "cancel", "stopped", "change", "evict"))
+_PROMISES = frozenset(("submit", "release", "cancel", "stopped", "change", "evict", "announce", "unannounce"))
 _WRITES = _PROMISES | {"renew", "leave", "_forget", "_holders_gone"}
 
 
@@ -65,16 +63,11 @@ class CoordinatorShell(Shell):
         self._all_heard = asyncio.Event()
         # pools that are asked although there is nothing to tell them
         self._asking: set[str] = set()
-        self.prewarmer: Prewarmer | None = None
-        self._prewarm_timer: asyncio.TimerHandle | None = None
         self._holder_watch: HolderWatch | None = None
         super().__init__("coordinator", store_address, options.get("clock", "wall"))
         self._unheard = set(self.state.pools)
         self._heard("")
-        if options.get("prewarm", True):
-            times = self._timings("prewarm")
-            self.prewarmer = Prewarmer(times.get("period_s", 10.0), times.get("linger_s", 0.0))
-        self._prewarm_soon()
+        self.wishes = Wishes(lambda: self.core, namespace, options, self._timings("prewarm"))
         if options.get("holder_watch", True):
             self._holder_watch = HolderWatch(lambda: holders.watched(self.core), self._holders_gone)
         self.start_metrics(
@@ -113,9 +106,9 @@ class CoordinatorShell(Shell):
             if self.core.has_news(pool):
                 self._peer(pool).poke()
         if step.events:
-            self._prewarm_soon()
-        if self.prewarmer is not None and "prewarm" in self.state.timings:
-            self.prewarmer.go_by(**self._timings("prewarm"))
+            self.wishes.soon()
+        if "prewarm" in self.state.timings:
+            self.wishes.go_by(self._timings("prewarm"))
 
     def has_news(self) -> bool:
         return any(self.core.has_news(pool) for pool in self.state.pools)
@@ -190,17 +183,6 @@ class CoordinatorShell(Shell):
         task = self.loop.create_task(self.command([{"op": "_forget"}]))
         task.add_done_callback(lambda done: done.exception())
 
-    # --- prewarming (docs/rules.md has no word on it: it decides nothing)
-
-    def _prewarm_soon(self) -> None:
-        if self.prewarmer is not None and self._prewarm_timer is None:
-            self._prewarm_timer = self.loop.call_later(_PREWARM_EVERY_S, self._prewarm)
-
-    def _prewarm(self) -> None:
-        self._prewarm_timer = None
-        if self.prewarmer is not None:
-            self.prewarmer.update(prewarm.target(pool_views(self.state)))
-
     # --- operations
 
     def operations(self) -> dict[str, Any]:
@@ -223,6 +205,8 @@ class CoordinatorShell(Shell):
             "declare_lost": self._op_declare_lost,
             "drain": self._op_drain,
             "evict": self._op_evict,
+            "announce": self._op_announce,
+            "unannounce": self._op_unannounce,
             "copy": lambda op: Later(lambda: copied(self.core)),
             "_silent": lambda op: self.core.set_silent(op["pool"]),
             "_forget": lambda op: self.core.forget(),
@@ -360,6 +344,12 @@ class CoordinatorShell(Shell):
         by = access.check_operator(self.state.operator_key, op)
         return {"told": evict(self.core, check_name("pool", op.get("pool")), by)}
 
+    def _op_announce(self, op: dict[str, Any]) -> dict[str, Any]:
+        return self.wishes.announce(op)
+
+    def _op_unannounce(self, op: dict[str, Any]) -> dict[str, Any]:
+        return self.wishes.unannounce(op)
+
     def _op_status(self, op: dict[str, Any]) -> dict[str, Any]:
         counts: dict[str, int] = {}
         for request in self.state.requests.values():
@@ -381,7 +371,7 @@ class CoordinatorShell(Shell):
             "lost": self._lost_here(),
             # pools that this run has not heard yet
             "unheard": sorted(set(self.state.pools) - self.core.greeted),
-            "prewarm": self.prewarmer.status() if self.prewarmer is not None else None,
+            **self.wishes.status(),
             "holders": {
                 "watched": len(holders.watched(self.core)),
                 "trouble": self._holder_watch.trouble if self._holder_watch is not None else "not watched",
@@ -434,10 +424,7 @@ class CoordinatorShell(Shell):
     def _op_drain(self, op: dict[str, Any]) -> dict[str, Any]:
         """The pools are taken down: whatever was asked of the autoscaler is taken back."""
         self.core.commanded("down", access.check_operator(self.state.operator_key, op))
-        if self.prewarmer is not None:
-            self.prewarmer.clear()
-            self.prewarmer.close()
-            self.prewarmer = None
+        self.wishes.end()
         return {}
 
     # --- what a client sees

@@ -8,8 +8,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ray_pools.actors.autoscaler import autoscaler_of_ray
 from ray_pools.actors.deploy import _PREFIX, ask, running_actors
-from ray_pools.actors.prewarm import autoscaler_of_ray
 from ray_pools.errors import PoolsError, shown
 
 NODE_TIMEOUT_S = 30.0

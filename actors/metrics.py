@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from ray_pools.actors.prewarm import Prewarmer
+from ray_pools.actors.wishes import Wishes
 from ray_pools.core.bundles import selector_for
 from ray_pools.core.coordinator import Coordinator
 from ray_pools.core.coordinator_state import CoordinatorState
+from ray_pools.core.feasible import matches
 from ray_pools.core.metrics import COUNTER, GAUGE, SPECS, Samples, Series
 from ray_pools.errors import shown
 
@@ -114,6 +115,8 @@ class MetricsFeed:
                 beside = Samples()
                 self._more(beside)
                 self._beside = beside.gauges
+                for (name, labels), by in beside.counts.items():
+                    samples.count(name, *labels, by=by)
         finally:
             # what was counted is gone from the meter; what `more` can't say now is as it was, not 0
             samples.gauges.update(self._beside)
@@ -164,12 +167,13 @@ class Cluster(Protocol):
 
     state: CoordinatorState
     core: Coordinator
-    prewarmer: Prewarmer | None
+    wishes: Wishes
 
 
 def add_cluster_gauges(cluster: Cluster, samples: Samples) -> None:
     """Pools that the coordinator does not reach, nodes that are wanted and there. Called in the metrics' thread."""
-    prewarmer, silent = cluster.prewarmer, set(cluster.core.silent)
+    cluster.wishes.measure(samples)
+    prewarmer, silent = cluster.wishes.prewarmer, set(cluster.core.silent)
     wishes = {wish.pool: wish for wish in (prewarmer.sent() if prewarmer is not None else ())}
     nodes: list[Any] | None = None
     for name, config in list(cluster.state.pools.items()):
@@ -191,15 +195,8 @@ def ready_on(nodes: Iterable[Mapping[str, Any]], selector: Mapping[str, str]) ->
     found: dict[str, float] = {}
     for node in nodes:
         labels = node.get("Labels") or {}
-        if node.get("Alive") and all(_selects(value, labels.get(key)) for key, value in selector.items()):
+        if node.get("Alive") and matches(selector, labels):
             for resource, amount in (node.get("Resources") or {}).items():
                 if resource in _PREWARMED:
                     found[resource] = found.get(resource, 0.0) + amount
     return found
-
-
-def _selects(said: str, label: str | None) -> bool:
-    """As Ray's label selectors: a value, `in(a, b)`, or either behind a `!`."""
-    negated, said = said.startswith("!"), said.removeprefix("!")
-    values = said[3:-1].split(",") if said.startswith("in(") and said.endswith(")") else [said]
-    return (label in {value.strip() for value in values}) != negated

@@ -80,6 +80,12 @@ POLICIES_MAX = 100_000
 LABELS_MAX = 32
 """Node labels in one pool's placement."""
 
+ANNOUNCEMENTS_MAX = 1_000
+"""Announcements of capacity (`pools prewarm`) that are not over yet, and as many in one command."""
+
+ANNOUNCED_MAX_S = 86_400
+"""How long one may keep nodes up that nobody uses, in seconds. A longer time is announced again, or a pool's `warm`."""
+
 MESSAGE_MAX_BYTES = 64 * 2**20
 """One call to an actor, packed."""
 

@@ -129,7 +129,15 @@ class _CoordinatorTeller:
             return words(event) if event.k > 1 else ""
         if isinstance(event, ev.Finished):
             return "" if event.state == "released" else words(event)
-        told = (ev.Changed, ev.DeclaredLost, ev.Commanded, ev.HolderGone, ev.Denied)
+        told = (
+            ev.Changed,
+            ev.DeclaredLost,
+            ev.Commanded,
+            ev.HolderGone,
+            ev.Denied,
+            ev.Announced,
+            ev.Unannounced,
+        )
         return words(event) if isinstance(event, told) else ""
 
 

@@ -188,6 +188,14 @@ def _peer(event: ev.Peer) -> str:
     )
 
 
+def _announced(event: ev.Announced) -> str:
+    for_whom = f" for {event.requester}" if event.requester else ""
+    return (
+        f"{event.by or 'somebody'} announces {amounts_words(event.amounts)} of pool {event.pool}{for_whom} for the"
+        f" next {event.for_s:g} s ({event.id})"
+    )
+
+
 _WORDS: dict[type[Any], Callable[[Any], str]] = {
     ev.Configured: _configured,
     ev.Queued: _queued,
@@ -218,6 +226,10 @@ _WORDS: dict[type[Any], Callable[[Any], str]] = {
     ev.DeclaredLost: lambda event: (
         f"configuration {event.version}: {event.operator} says that the log of pool {event.pool} is lost for good;"
         f" another pool takes its place ({event.uid})"
+    ),
+    ev.Announced: _announced,
+    ev.Unannounced: lambda event: (
+        f"announced no more: {ids_words(event.ids)}: {event.why}" + (f" by {event.by}" if event.by else "")
     ),
     ev.BegunAnew: lambda event: (
         f"was declared lost: begins anew as {event.uid}, and nothing before this counts"

@@ -148,7 +148,7 @@ def test_every_event_has_its_words() -> None:
     for cls in ev.Event.__args__:
         if cls not in seen:
             fields = {"victims": [["v", 1]], "detail": {"pg": "ab" * 14}, "ids": ["x"], "id": "x", "k": 1}
-            fields |= {"holder": {"job": "01000000"}}
+            fields |= {"holder": {"job": "01000000"}, "amounts": [["gpu", 1]], "for_s": 1.0}
             event = cls(*(fields.get(name, "text") for name in cls._fields))
             assert words(event)
 

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_pools.actors.autoscaler import COORDINATOR, REGISTER, Standing, Wanted, wanted_of
 from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.core.bundles import Bundle, resource_totals
 from ray_pools.core.config_rules import DRAINING, PolicyConfig, PoolConfig
 from ray_pools.core.demand import pool_views
+from ray_pools.core.feasible import Cluster, NodeType
 from ray_pools.core.prewarm import Lingering, PoolView, Wish, clamp, target
 from ray_pools.core.system import make_world
 
@@ -50,8 +54,9 @@ def view(**what: Any) -> PoolView:
         (view(held=asks(3), placement={**A100, "warm": {"gpu": 4}}), of_gpus(3, 1)),
         (view(held=asks(4, 1), placement={**A100, "warm": {"gpu": 4}}), of_gpus(4, 1)),
         (view(placement={**A100, "warm": {"gpu": 6}}), of_gpus(3, 3)),
-        # announced capacity comes on top, up to the capacity
+        # announced capacity comes on top, as much of it as the capacity has room for
         (view(held=asks(4), announced=asks(4, 4)), of_gpus(4, 4)),
+        (view(held=asks(6), announced=asks(8)), of_gpus(3, 3, 2)),
         # what can be no group is its requester's trouble
         (view(held=asks(1), waiting=[({"gpu": 2}, {"bundles": [{"gpu": 1}]}), *asks(2)]), of_gpus(1, 2)),
         (view(waiting=[({"gpu": 2}, {"placement": "none"}), *asks(1)]), of_gpus(1)),
@@ -140,27 +145,59 @@ def test_lingering_is_the_most_of_the_last_while(steps: list[tuple[list[int], fl
 
 
 class Register:
-    """The autoscaler's register: takes the last wish, and says that one came."""
+    """The autoscaler's register: takes the last wish, and says that one came. What else lives there, a test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, v1: bool = False) -> None:
         self.calls: queue.Queue[tuple[list[Bundle], list[dict[str, str]]]] = queue.Queue()
         self.down = 0
         self.open = threading.Event()
         self.open.set()
+        self.v1 = v1
+        self.known: Cluster | None = None
+        self.stands: Wanted = Counter()
+        self.others: Wanted = Counter()
+        self.refuses = False
+        self.coordinator = False
+        self.looks = 0
+        self.written: queue.Queue[Wanted] = queue.Queue()
 
-    def send(self, bundles: list[Bundle], selectors: list[dict[str, str]]) -> None:
+    def send(self, bundles: Sequence[Bundle], selectors: Sequence[Mapping[str, str]], again: bool) -> str:
         assert self.open.wait(WAIT_S)
         if self.down:
             self.down -= 1
             raise ConnectionError("the GCS is down")
-        self.calls.put((bundles, selectors))
+        ours = wanted_of(bundles, selectors, not self.v1)
+        self.stands = self.others + ours if self.coordinator else ours
+        self.calls.put((list(bundles), [dict(each) for each in selectors]))
+        return COORDINATOR if self.coordinator else REGISTER
+
+    def write(self, bundles: Sequence[Bundle], selectors: Sequence[Mapping[str, str]]) -> None:
+        self.stands = wanted_of(bundles, selectors)
+        self.others = Counter()
+        self.written.put(self.stands)
+
+    def version(self) -> str:
+        return "v1" if self.v1 else "v2"
+
+    def cluster(self) -> Cluster | None:
+        return self.known
+
+    def standing(self) -> Standing:
+        self.looks += 1
+        return Standing(self.stands, self.stands if self.refuses else Counter())
+
+    def has_coordinator(self) -> bool:
+        return self.coordinator
+
+    def starting(self) -> dict[str, int]:
+        return {}
 
     def next_gpus(self) -> float:
         return resource_totals(self.calls.get(timeout=WAIT_S)[0]).get("GPU", 0.0)
 
 
-def prewarmer(register: Register, period_s: float = 1000.0, linger_s: float = 0.0, **more: Any) -> Prewarmer:
-    return Prewarmer(period_s, linger_s, register.send, autoscaler=lambda: "v2", **more)
+def prewarmer(register: Register, period_s: float = 1000.0, linger_s: float = 0.0) -> Prewarmer:
+    return Prewarmer(register, period_s, linger_s)
 
 
 def test_a_wish_is_sent_with_its_selectors_and_taken_back() -> None:
@@ -275,12 +312,99 @@ def test_close_right_after_clear_leaves_nothing_behind() -> None:
     assert register.next_gpus() == 0
 
 
-def test_what_the_node_types_can_not_provide_is_cut_before_sending() -> None:
+def test_what_the_node_types_can_not_provide_is_cut_before_sending_and_shown() -> None:
     register = Register()
-    warm = prewarmer(register, cut=lambda wishes: [wish for wish in wishes if wish.pool != "absent"])
-    warm.update([wish_of(4, pool="absent"), wish_of(2, pool="p")])
-    assert register.next_gpus() == 2
+    kind = NodeType("a", {"CPU": 8.0, "GPU": 4.0}, {"kind": "a"}, 1)
+    register.known = Cluster([kind])
+    warm = prewarmer(register)
+    warm.update([Wish("absent", of_gpus(4), {"kind": "b"}), Wish("p", of_gpus(4, 4), {"kind": "a"})])
+    assert register.next_gpus() == 4
     warm.close()
+    status = warm.status()
+    assert status["wanted"] == {"p": {"bundles": 1, "gpus": 4.0}}
+    assert status["cut"]["p"] == {"bundles": 1, "gpus": 4.0, "why": "max_workers 1 of a"}
+    assert status["cut"]["absent"]["why"] == "no node type has CPU 1, GPU 4 and labels kind=b"
+    assert status["nodes_wanted"] == {"absent": 0, "p": 1}
+
+
+def test_where_the_types_are_unknown_what_the_autoscaler_refuses_is_cut_to_the_nodes_that_are_there() -> None:
+    register = Register()
+    register.refuses = True
+    warm = prewarmer(register, period_s=0.05)
+    warm.update([wish_of(4)])
+    while register.next_gpus():
+        pass
+    warm.close()
+    assert "infeasible" in warm.status()["cut"]["p"]["why"]
+
+
+def test_where_labels_are_not_looked_at_a_type_is_asked_for_by_a_resource_of_its_own() -> None:
+    register = Register(v1=True)
+    has = {"CPU": 8.0, "GPU": 4.0}
+    register.known = Cluster(
+        [NodeType("a", {**has, "a_node": 1.0}, {"kind": "a"}, 1), NodeType("b", has, {"kind": "b"}, 1)]
+    )
+    warm = prewarmer(register)
+    warm.update([Wish("p", of_gpus(4), {"kind": "a"}), Wish("q", of_gpus(4), {"kind": "b"})])
+    assert register.calls.get(timeout=WAIT_S)[0] == [{"CPU": 1.0, "GPU": 4.0, "a_node": 0.001}, *of_gpus(4)]
+    warm.close()
+    assert warm.status()["labels_ignored"] == ["q"]
+
+
+def test_a_wish_that_somebody_wrote_over_is_put_right_and_told() -> None:
+    register = Register()
+    warm = prewarmer(register, period_s=1.0)
+    warm.update([wish_of(4)])
+    assert register.next_gpus() == 4
+    register.stands = wanted_of([{"CPU": 7.0}], [{}])
+    assert register.next_gpus() == 4
+    warm.close()
+    status = warm.status()
+    assert (status["overwritten"], status["overwritten_by"]) == (1, "CPU 7")
+    assert status["overwritten_s_ago"] >= 0
+
+
+def test_a_wish_that_stands_is_no_news() -> None:
+    register = Register()
+    warm = prewarmer(register, period_s=0.02)
+    warm.update([wish_of(4)])
+    for _ in range(4):
+        assert register.next_gpus() == 4
+    warm.close()
+    assert register.looks > 0
+    assert warm.status()["overwritten"] == 0
+
+
+def test_once_rays_own_actor_lives_the_wish_is_registered_there_beside_others() -> None:
+    """Fault: two who write over each other's wishes for ever."""
+    register = Register()
+    warm = prewarmer(register, period_s=2.0)
+    warm.update([wish_of(4)])
+    assert register.next_gpus() == 4
+    register.others = wanted_of([{"CPU": 7.0}], [{}])
+    register.coordinator = True
+    assert register.next_gpus() == 4
+    assert register.next_gpus() == 4, "the period's, which looks what stands"
+    warm.close()
+    status = warm.status()
+    assert (status["through"], status["overwritten"]) == (COORDINATOR, 0)
+    assert register.others <= register.stands
+
+
+def test_what_others_ask_for_beyond_the_cluster_is_cut_so_that_ours_can_be_had() -> None:
+    """Fault: Ray Data asks for more than there can be, and the autoscaler brings up nothing for anybody."""
+    register = Register()
+    register.known = Cluster([NodeType("a", {"CPU": 8.0, "GPU": 4.0}, {"kind": "a"}, 2)])
+    register.coordinator = True
+    register.others = wanted_of([{"CPU": 1.0}] * 20 + [{"GPU": 9.0}], [{}] * 20 + [{"kind": "!b"}])
+    warm = prewarmer(register, period_s=2.0)
+    warm.update([Wish("p", of_gpus(4), {"kind": "a"})])
+    ours = wanted_of(of_gpus(4), [{"kind": "a"}])
+    assert register.written.get(timeout=WAIT_S) == ours + wanted_of([{"CPU": 1.0}] * 15, [{}] * 15)
+    warm.close()
+    status = warm.status()
+    assert (status["others_cut"]["bundles"], status["others_cut"]["gpus"]) == (6, 9.0)
+    assert (status["overwritten"], status["cut"]) == (0, {})
 
 
 def test_who_holds_elsewhere_is_still_counted_once_a_pool_of_its_order_is_deleted() -> None:

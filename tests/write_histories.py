@@ -22,7 +22,7 @@ from typing import Any
 
 import msgpack
 
-from ray_pools.core import access, eviction, holders
+from ray_pools.core import access, announcements, eviction, holders
 from ray_pools.core import records as ev
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.coordinator_state import CoordinatorState
@@ -246,6 +246,37 @@ def a_day_with_an_emptied_pool() -> dict[str, Rows]:
     return logs_of(world)
 
 
+def a_day_with_announcements() -> dict[str, Rows]:
+    """Capacity that is announced, used up, taken back, over by itself, and gone with its pool."""
+    from live_style import COORDINATOR, LiveStyle
+
+    pools = {
+        "p": PoolConfig("p", {"gpu": 8}, placement={"node": {"gpu": 4}}),
+        "q": PoolConfig("q", {"gpu": 2}, placement={}),
+    }
+    world = LiveStyle(pools, [PolicyConfig("p", "équipe 7")])
+
+    def announce(by: str, *wanted: announcements.Asked) -> None:
+        world.turn(COORDINATOR, lambda core: announcements.announce(core, wanted, by))
+        world.run()
+
+    asked = announcements.Asked
+    announce("alicé@host", asked("one", "p", (("gpu", 4),), 30.0, ""))
+    announce("bob@host", asked("two", "p", (("gpu", 2), ("mcpu", 500)), 900.0, "équipe 7"),
+             asked("three", "q", (("gpu", 2),), 60.0, ""))  # fmt: skip
+    world.submit("uses", "équipe 7", 3)
+    world.run()
+    world.advance(31.0)
+    world.ask("change", [("unpool", "q")], "gone", "alicé@host")
+    announce("", asked("four", "p", (("memory_mb", 1000),), 5.5, ""))
+    world.turn(
+        COORDINATOR,
+        lambda core: announcements.take_back(core, ["two", "one"], "alicé@host", lambda each: None),
+    )
+    world.run()
+    return logs_of(world)
+
+
 def logs_of_today() -> dict[str, Rows]:
     """File name to rows."""
     from fault_processes import COORDINATOR
@@ -254,6 +285,7 @@ def logs_of_today() -> dict[str, Rows]:
     made = {f"rich-{who}": rows for who, rows in a_rich_day().items()}
     made |= {f"operators-{who}": rows for who, rows in a_day_with_operators().items()}
     made |= {f"emptied-{who}": rows for who, rows in a_day_with_an_emptied_pool().items()}
+    made |= {f"announced-{who}": rows for who, rows in a_day_with_announcements().items()}
     for seed in SEEDS:
         for who, disk in play(seed).disks.items():
             name = who if who == COORDINATOR else "pool-" + who

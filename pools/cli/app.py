@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("ray_pools.cli.apply:export", "Print the configuration that runs as a file."),
     "status": ("ray_pools.cli.status:status", "What is held, borrowed and waiting, per pool."),
     "submit": ("ray_pools.cli.requests:submit", "Ask for capacity."),
+    "prewarm": ("ray_pools.cli.prewarm:prewarm", "Announce capacity ahead: its nodes come up now."),
     "would": ("ray_pools.cli.would:would", "What would become of a request, without submitting it."),
     "run": ("ray_pools.cli.run:run", "Run a command in a slot."),
     "job": ("ray_pools.cli.job:job", "Run a command in a slot, as a Ray job."),

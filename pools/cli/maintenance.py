@@ -258,3 +258,12 @@ def _look_at_status(found: Findings, namespace: str) -> None:
     prewarm = status.get("prewarm") or {}
     if prewarm.get("error"):
         found.add("warn", "prewarming", str(prewarm["error"]))
+    from ray_pools.cli.status import cut_text, outside_text
+
+    for pool, cut in (prewarm.get("cut") or {}).items():
+        found.add("warn", f"nodes of pool {pool}", f"can never all come up: {cut_text(cut)}")
+    if prewarm.get("overwritten"):
+        text = f"somebody else wrote over the wish for nodes {prewarm['overwritten']} times"
+        found.add("warn", "prewarming", f"{text} (last {prewarm['overwritten_by']}); it was put right")
+    for each in (status.get("outside") or {}).get("jobs") or ():
+        found.add("warn", "GPUs outside of the pools", outside_text(each))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import amounts_text, print_json, print_table
+from ray_pools.cli.prewarm import announcement_text
 from ray_pools.errors import BadInput
 
 
@@ -22,10 +24,10 @@ from ray_pools.errors import BadInput
 @cluster_options
 @json_option
 def status(watch: bool, every: float, address: str | None, namespace: str, as_json: bool) -> None:
-    """What is held, borrowed and waiting, per pool and requester.
+    """What is held, borrowed and waiting, per pool and requester; and its nodes.
 
     booked is what is held or promised to a nominated request; borrowed is what goes beyond a requester's
-    reserved amounts.
+    reserved amounts. Nodes are wanted (asked of Ray's autoscaler, use included), starting, or ready.
     """
     if not 0.1 <= every < float("inf"):
         raise BadInput("--every", every, "seconds, at least 0.1")
@@ -68,7 +70,10 @@ def _show(namespace: str, found: dict[str, Any]) -> None:
         click.echo(f"pool {name!r} does not answer: {why}")
     for name, why in coordinator.get("trouble", {}).items():
         click.echo(f"trouble with pool {name!r}: {why}")
-    click.echo(prewarm_text(coordinator.get("prewarm")))
+    if rows := node_rows(coordinator):
+        print_table(("pool", "#nodes wanted", "#starting", "#ready", "announced", "cut from the wish"), rows)
+    for line in nodes_lines(coordinator):
+        click.echo(line)
     if trouble := (coordinator.get("holders") or {}).get("trouble"):  # older coordinators have none
         click.echo(f"dead holders: found by their leases alone: {trouble}")
 
@@ -112,6 +117,69 @@ def requester_rows(name: str, said: dict[str, Any]) -> list[tuple[Any, ...]]:
     ]
 
 
+def node_rows(coordinator: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """One row per pool that has nodes. Older coordinators say nothing of these."""
+    cuts = (coordinator.get("prewarm") or {}).get("cut") or {}
+    announced: dict[str, Counter[str]] = {}
+    for each in coordinator.get("announced") or ():
+        announced.setdefault(each["pool"], Counter()).update(each["amounts"])
+    return [
+        (
+            pool,
+            *("?" if said.get(name) is None else said[name] for name in ("wanted", "starting", "ready")),
+            amounts_text(announced.get(pool, {})),
+            cut_text(cuts[pool]) if pool in cuts else "-",
+        )
+        for pool, said in (coordinator.get("nodes") or {}).items()
+    ]
+
+
+def cut_text(cut: dict[str, Any]) -> str:
+    """`8 GPUs: max_workers 2 of a100`."""
+    what = f"{cut['gpus']:g} GPUs" if cut["gpus"] else f"{cut['bundles']} bundles"
+    return f"{what}: {cut['why']}"
+
+
+def nodes_lines(coordinator: dict[str, Any]) -> list[str]:
+    """What there is to say of nodes besides."""
+    from ray_pools.client.explanation import duration_text
+
+    prewarm = coordinator.get("prewarm") or {}
+    lines = [prewarm_text(coordinator.get("prewarm"))]
+    if prewarm.get("overwritten"):
+        ago = duration_text(prewarm["overwritten_s_ago"])
+        lines.append(
+            f"the wish for nodes was written over {prewarm['overwritten']} times, last {ago} ago (there stood"
+            f" {prewarm['overwritten_by']}), and put right: who else calls request_resources?"
+        )
+    if others := prewarm.get("others_cut"):
+        lines.append(
+            f"others ask for nodes that can't be had beside the pools', and were cut: {cut_text(others)}"
+        )
+    if blind := prewarm.get("labels_ignored"):
+        lines.append(
+            f"autoscaler v1 does not look at labels: nodes of other types may come up for {', '.join(blind)};"
+            " give each node type a resource of its own"
+        )
+    lines += [f"announced: {announcement_text(each)}" for each in coordinator.get("announced") or ()]
+    outside = coordinator.get("outside") or {}
+    lines += [outside_text(each) for each in outside.get("jobs") or ()]
+    if outside.get("trouble"):
+        lines.append(f"nodes can't be looked at: {outside['trouble']}")
+    return lines
+
+
+def outside_text(each: dict[str, Any]) -> str:
+    """`2 GPUs of pool spot are used without a slot, by job 03000000 (python train.py): actor Trainer`."""
+    who = "nobody knows which job" if each["job"] == "?" else f"job {each['job']}"
+    entrypoint = f" ({each['entrypoint'][:80]})" if each["entrypoint"] else ""
+    verb = "is" if each["gpus"] == 1 else "are"
+    return (
+        f"{each['gpus']:g} GPU{'' if each['gpus'] == 1 else 's'} of pool {', '.join(each['pools'])} {verb} used"
+        f" without a slot, by {who}{entrypoint}: {', '.join(each['what'])}"
+    )
+
+
 def prewarm_text(prewarm: dict[str, Any] | None) -> str:
     """One line on what the autoscaler is asked for, use included."""
     if not prewarm:
@@ -119,5 +187,9 @@ def prewarm_text(prewarm: dict[str, Any] | None) -> str:
     if prewarm.get("error"):
         return f"prewarming: failing: {prewarm['error']}"
     wanted = ", ".join(f"{pool} {said['gpus']:g} GPUs" for pool, said in prewarm["wanted"].items())
+    if prewarm.get("autoscaler") == "none":
+        said = f"wanted: {wanted}" if wanted else "nothing wanted"
+        return f"prewarming: this cluster has no autoscaler, so no node comes up by itself ({said})"
     autoscaler = prewarm.get("autoscaler") or "none that answers"
-    return f"prewarming: {wanted or 'nothing wanted'} (autoscaler: {autoscaler})"
+    through = " through AutoscalingCoordinator" if prewarm.get("through") == "AutoscalingCoordinator" else ""
+    return f"prewarming: {wanted or 'nothing wanted'} (autoscaler: {autoscaler}{through})"

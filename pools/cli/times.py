@@ -10,6 +10,14 @@ from ray_pools.errors import BadInput
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
+def parse_duration(said: str, option: str) -> float:
+    """`90s`, `15m`, `2h` or `1d` in seconds; a number alone is seconds. BadInput for what is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", said.strip())
+    if found is None:
+        raise BadInput(option, said, "a duration such as 90s, 15m or 2h")
+    return float(found[1]) * UNITS_S[found[2] or "s"]
+
+
 def parse_since(said: str, now: float, option: str = "--since") -> float:
     """The core's time in seconds: so long before `now`, or an ISO 8601 moment (local unless it says otherwise), or
     `@SECONDS`. BadInput for what is none.

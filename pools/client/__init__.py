@@ -4,6 +4,7 @@
 two background threads, `transport.py` all calls of Ray. None of it imports ray before it is used.
 """
 
+from .announcing import Announcement
 from .client import DEFAULT_NAMESPACE, Client, connect, connect_async
 from .current import current_slot
 from .explanation import Explanation
@@ -17,6 +18,7 @@ __all__ = [
     "DEFAULT_LEASE_S",
     "DEFAULT_NAMESPACE",
     "FINAL_STATES",
+    "Announcement",
     "Client",
     "Explanation",
     "Slot",

@@ -10,10 +10,10 @@ from typing_extensions import ParamSpec, Unpack
 from ..errors import BadInput
 from ..keys import Keys
 from ..settings import ResourceSettings
+from .announcing import Announcing
 from .function import PoolFunction
 from .live_status import LiveStatus
 from .mapping import DEFAULT_SLOT_S, Map, MapOptions
-from .outlooks import Outlooks
 from .running import run
 from .submission import RequestArguments, Submission, submission_of, takes_request_arguments
 from .tasks import Call, RayTasks, Tasks
@@ -26,7 +26,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class FunctionCalls(Outlooks):
+class FunctionCalls(Announcing):
     """Base of Client, and never anything else."""
 
     def __init__(self, transport: Transport, give_up_s: float, keys: Keys) -> None:

@@ -79,12 +79,7 @@ class Submission:
 
     def __post_init__(self) -> None:
         check_name("requester", self.requester)
-        if self.settings is not None and not isinstance(self.settings, ResourceSettings):
-            raise BadInput("settings", self.settings, "a ResourceSettings")
-        if self.settings is not None:
-            for name in _AMOUNT_ARGUMENTS:
-                if getattr(self, name) is not None:
-                    raise BadInput(name, getattr(self, name), "left out where settings are given")
+        _check_settings(self.settings, {name: getattr(self, name) for name in _AMOUNT_ARGUMENTS})
         if self.preemptible is not None and not isinstance(self.preemptible, bool):
             raise BadInput("preemptible", self.preemptible, "true or false")
         check_integer("retries", self.retries, 0, RETRIES_MAX)
@@ -280,6 +275,25 @@ def as_submission(given: Submission | Mapping[str, Any], place: str) -> Submissi
         return Submission(**given)
     except BadInput as problem:
         raise BadInput(f"{place}.{problem.field}", problem.value, problem.expected) from None
+
+
+def _check_settings(settings: object, amounts: Mapping[str, Any]) -> None:
+    if settings is None:
+        return
+    if not isinstance(settings, ResourceSettings):
+        raise BadInput("settings", settings, "a ResourceSettings")
+    for name, value in amounts.items():
+        if value is not None:
+            raise BadInput(name, value, "left out where settings are given")
+
+
+def amounts_of(
+    settings: ResourceSettings | None, gpus: Any, cpus: Any, memory: Any, pool_resources: Any
+) -> dict[str, int]:
+    """Integer amounts per key, of settings or else of the single arguments. BadInput names the argument."""
+    given = dict(zip(_AMOUNT_ARGUMENTS, (gpus, cpus, memory, pool_resources), strict=True))
+    _check_settings(settings, given)
+    return dict(settings.amounts()) if settings is not None else _amounts(*given.values())
 
 
 def _amounts(gpus: Any, cpus: Any, memory: Any, pool_resources: Any) -> dict[str, int]:

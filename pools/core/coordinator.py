@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ray_pools.core import holders
+from ray_pools.core import announcements, holders
 from ray_pools.core import records as ev
 from ray_pools.core.access import Denials
 from ray_pools.core.changes import merge
@@ -290,10 +290,12 @@ class Coordinator:
 
     def next_event_at(self) -> float | None:
         """The time at which a tick could change something, if nothing else happens."""
-        return self.leases.next_at()
+        found = [at for at in (self.leases.next_at(), announcements.next_end(self.state)) if at is not None]
+        return min(found, default=None)
 
     def tick(self) -> None:
-        """Leases that ran out: a holder's grant expires, a waiter is cancelled (section 8)."""
+        """Leases that ran out: a holder's grant expires, a waiter is cancelled (section 8); and announcements."""
+        announcements.end_due(self)
         while (id := self.leases.pop_due(self.now)) is not None:
             self._ask_end(self.state.requests[id], "expire")
 

@@ -15,6 +15,7 @@ import msgpack
 
 from ray_pools.core import records as ev
 from ray_pools.core.access import LIMITS
+from ray_pools.core.announcements import Announcement, dump_announcements, forget_oldest
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.core.link import took_the_place_of
 from ray_pools.core.quota import DRAINING, NO_POLICY, admission_cause
@@ -62,6 +63,9 @@ class CoordinatorState:
         self.peers: dict[str, ev.Peer] = {}
         # client -> what it said of its process; as long as there is a request of it
         self.holders: dict[str, dict[str, str]] = {}
+        # id -> capacity announced ahead, in the order in which it was; and the last of those that are over
+        self.announced: dict[str, Announcement] = {}
+        self.announced_before: dict[str, Announcement] = {}
         # --- derived
         self.waiting_or_holding: dict[str, Request] = {}
         # requester -> how many of its requests wait
@@ -157,6 +161,8 @@ class CoordinatorState:
                 self.peers.pop(name, None)
                 for policies in self.policies.values():
                     policies.pop(name, None)
+                gone = [each.id for each in self.announced.values() if each.pool == name]
+                self._unannounced(ev.Unannounced(gone, "its pool was deleted", ""), at)
             elif kind == "policy":
                 policy = PolicyConfig.from_wire(rest[0])
                 self.policies.setdefault(policy.requester, {})[policy.pool] = policy
@@ -312,6 +318,15 @@ class CoordinatorState:
     def _denied(self, event: ev.Denied, at: float) -> None:
         """It is in the log for who reads it."""
 
+    def _announced(self, event: ev.Announced, at: float) -> None:
+        self.announced[event.id] = Announcement.of(event, self.ages)
+
+    def _unannounced(self, event: ev.Unannounced, at: float) -> None:
+        for id in event.ids:
+            over = self.announced.pop(id)._replace(over=event.why, over_at=at)
+            self.announced_before[id] = over
+        forget_oldest(self.announced_before)
+
     def _peer(self, event: ev.Peer, at: float) -> None:
         if event.name in self.pools:
             self.peers[event.name] = event
@@ -360,7 +375,7 @@ class CoordinatorState:
             dumped["timings"] = [
                 [section, sorted(values.items())] for section, values in sorted(self.timings.items())
             ]
-        return dumped
+        return {**dumped, **dump_announcements(self.announced, self.announced_before)}
 
     @classmethod
     def load(cls, dumped: dict[str, Any]) -> CoordinatorState:
@@ -387,6 +402,8 @@ class CoordinatorState:
                 state._count(request, False)
         state.holders = {client: dict(said) for client, said in dumped.get("holders", ())}
         state.timings = {section: dict(values) for section, values in dumped.get("timings", ())}
+        for name in ("announced", "announced_before"):
+            setattr(state, name, {each[0]: Announcement.load(each) for each in dumped.get(name, ())})
         for request in sorted(requests, key=lambda r: r.changed_seq):
             state.of_client.setdefault(request.client, {})[request.id] = None
         return state
@@ -424,4 +441,6 @@ _APPLY: dict[type[Any], Any] = {
     ev.Commanded: CoordinatorState._commanded,
     ev.Denied: CoordinatorState._denied,
     ev.DeclaredLost: CoordinatorState._declared_lost,
+    ev.Announced: CoordinatorState._announced,
+    ev.Unannounced: CoordinatorState._unannounced,
 }

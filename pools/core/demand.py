@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from ray_pools.core import records as ev
+from ray_pools.core.announcements import Announcement, not_used_yet
 from ray_pools.core.config_rules import DRAINING, OPEN, PoolConfig
 from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.prewarm import Ask, PoolView
 
 
 def pool_views(state: CoordinatorState) -> list[PoolView]:
-    """Per pool what is held, nominated and waiting, oldest first. A waiter counts in the pool that has taken it, else
-    in the first of its own order: elsewhere it would bring up nodes that it will not use. Where nothing is granted
-    (section 9), nobody waits for nodes.
+    """Per pool what is held, nominated and waiting, oldest first, and what is announced beyond that. A waiter counts in
+    the pool that has taken it, else in the first of its own order: elsewhere it would bring up nodes that it will not
+    use. Where nothing is granted (section 9), nobody waits for nodes.
     """
+    announced: dict[str, list[Announcement]] = {}
+    for each in state.announced.values():
+        announced.setdefault(each.pool, []).append(each)
+    served: dict[str, list[tuple[int, str, ev.Amounts]]] = {name: [] for name in announced}
     held: dict[str, list[Ask]] = {name: [] for name in state.pools}
     nominated: dict[str, list[Ask]] = {name: [] for name in state.pools}
     waiting: dict[str, list[Ask]] = {name: [] for name in state.pools}
@@ -25,9 +31,24 @@ def pool_views(state: CoordinatorState) -> list[PoolView]:
             continue
         lists = nominated if request.told == "nominated" else held if request.told else waiting
         lists[pool].append((dict(request.positive), request.options))
+        if pool in served:
+            served[pool].append((request.age, request.requester, request.positive))
+    ahead: dict[str, list[Ask]] = {
+        name: [(amounts, {}) for amounts in not_used_yet(each, sorted(served[name]))]
+        for name, each in announced.items()
+        if state.pools[name].state == OPEN
+    }
     return [
-        PoolView(name, config.capacity, _placement(config), held[name], nominated[name], waiting[name])
-        for name, config in state.pools.items()
+        PoolView(
+            name,
+            each.capacity,
+            _placement(each),
+            held[name],
+            nominated[name],
+            waiting[name],
+            ahead.get(name, ()),
+        )
+        for name, each in state.pools.items()
     ]
 
 

@@ -95,6 +95,9 @@ SPECS: dict[str, Spec] = {
         Spec("pools_refusals", COUNTER, ("reason",), "Calls refused: wrong_token, wrong_key, not_operator."),
         Spec("pools_prewarm_wanted", GAUGE, ("pool", "resource"), "Asked of the autoscaler, use included."),
         Spec("pools_prewarm_ready", GAUGE, ("pool", "resource"), "On living nodes with the pool's labels."),
+        Spec("pools_prewarm_cut", GAUGE, ("pool",), "GPUs of the wish that the node types can't provide."),
+        Spec("pools_prewarm_overwritten", COUNTER, (), "Times that others wrote over the wish for nodes."),
+        Spec("pools_outside_gpus", GAUGE, (), "GPUs of the pools' nodes that are used without a slot."),
         Spec("pools_unreachable", GAUGE, ("pool",), "1 while the coordinator does not reach the pool."),
         # --- of every actor
         Spec("pools_configuration_version", GAUGE, ("log",), "Version of the configuration it goes by."),

@@ -7,7 +7,7 @@ The autoscaler is asked for totals, use included: a wish for what is held keeps 
 new. `Lingering` keeps a wish that ended for a while, so that nodes do not go between two jobs.
 
 Equal inputs give equal wishes, in order of the pools' names. What the cluster's node types can never provide is cut
-by `cut` before sending (by default nothing is known of them and nothing is cut).
+before sending (`feasible.py`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,12 @@ def _pool_bundles(pool: PoolView, placement: Mapping[str, Any]) -> list[Bundle]:
     bundles: list[Bundle] = []
     known: dict[tuple[tuple[str, int], ...], list[Bundle]] = {}
     waiting = itertools.islice(pool.waiting, WAITING_MAX)
-    for amounts, options in itertools.chain(pool.held, pool.nominated, waiting, pool.announced):
+    # what is announced is no request, which is granted whole or not at all: as much of it as there is room for
+    announced = (
+        ({key: min(amount, left.get(key, amount)) for key, amount in amounts.items()}, options)
+        for amounts, options in pool.announced
+    )
+    for amounts, options in itertools.chain(pool.held, pool.nominated, waiting, announced):
         if any(amount > left[key] for key, amount in amounts.items() if key in left):
             continue
         shape = None if options else tuple(amounts.items())  # most requests are alike, and this runs often

@@ -279,6 +279,28 @@ class Denied(NamedTuple):
     times: int
 
 
+class Announced(NamedTuple):
+    """Capacity of `pool` that will be needed until then (`for_s` from now on): its nodes are to be up before anybody
+    asks. `requester`: whose requests use it up, "" for everybody's. `by`: who announced it.
+    """
+
+    id: str
+    pool: str
+    amounts: list[list[Any]]
+    for_s: float
+    until: float
+    requester: str
+    by: str
+
+
+class Unannounced(NamedTuple):
+    """These announcements are over, and `why`. `by`: who took them back, "" where nobody did."""
+
+    ids: list[str]
+    why: str
+    by: str
+
+
 # --- both
 
 
@@ -317,6 +339,8 @@ Event = (
     | Denied
     | DeclaredLost
     | BegunAnew
+    | Announced
+    | Unannounced
 )
 
 ENDS = ("withdrawn", "returned", "released", "cancelled", "expired", "stopped")
@@ -352,6 +376,8 @@ _CLASSES: dict[int, tuple[type[Any], int]] = {
     22: (DeclaredLost, 1),
     23: (BegunAnew, 1),
     24: (Evicted, 1),
+    25: (Announced, 1),
+    26: (Unannounced, 1),
 }
 _HEADERS: dict[type[Any], tuple[int, int]] = {cls: (tag, version) for tag, (cls, version) in _CLASSES.items()}
 
