@@ -43,6 +43,7 @@ NAMES = {
     "slurm": Benchmark("live: a slot against salloc (needs Debian's slurm-wlm)"),
     "kueue": Benchmark("live: Kueue's performance set-up, a few minutes", long=True),
     "scale": Benchmark("live: throughput of 1, 4 and 16 pools, a few minutes", long=True),
+    "prewarm": Benchmark("live: nodes that take 20 s to boot, announced or not, 15 minutes", long=True),
 }
 """In the order in which they run."""
 

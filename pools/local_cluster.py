@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import local_auth, local_guard, local_processes, local_registry
+from . import local_auth, local_guard, local_processes, local_provider, local_registry
 from .errors import BadInput, PoolsError, Unreachable
 from .local_node_types import HEAD_TYPE, NodeType, autoscaling_config, load_node_types
 from .local_registry import State
@@ -67,31 +67,6 @@ while True:
     time.sleep(0.05)
 """
 
-# Ray's fake provider refuses a node type with `memory`, the one amount that it forgets to pass on (work that
-# asks for memory would never bring up a first node), and gives each node the head's label ray.io/node-group.
-# The environment is the way in that is left. The module is written into the cluster's directory, since nothing
-# but the cluster's autoscaler loads it.
-_PROVIDER_MODULE = "pools_local_provider"
-_PROVIDER_CODE = """
-import json, os
-from ray.autoscaler._private.fake_multi_node.node_provider import FakeMultiNodeProvider
-
-class LocalProvider(FakeMultiNodeProvider):
-    def _create_node_with_resources_and_labels(self, node_config, tags, count, resources, labels):
-        resources = dict(resources)
-        wanted = {"RAY_NODE_TYPE_NAME": tags["ray-user-node-type"]}
-        if "memory" in resources:
-            wanted["RAY_OVERRIDE_RESOURCES"] = json.dumps({"memory": resources.pop("memory")})
-        with self.lock:
-            before = {name: os.environ.get(name) for name in wanted}
-            os.environ.update(wanted)
-            try:
-                super()._create_node_with_resources_and_labels(node_config, tags, count, resources, labels)
-            finally:
-                for name, value in before.items():
-                    os.environ.pop(name) if value is None else os.environ.update({name: value})
-"""
-
 
 class LocalCluster:
     """One local cluster: made and started here, or found (`find_local_clusters`, `attach`).
@@ -102,7 +77,7 @@ class LocalCluster:
     RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, else one of the cluster's own; a file in its directory holds it. `env` is
     added to the head's environment, in which any other RAY_* of this process is left out. `on_event` is told in
     words what happens. As a context manager it stops at the end. `ends_with_starter`: it is stopped too when this
-    process dies without a word; `keep` takes that back.
+    process dies without a word; `keep` takes that back. `node_boot_s`: nodes pretend to take so long to boot.
     """
 
     def __init__(
@@ -119,6 +94,7 @@ class LocalCluster:
         start_timeout_s: float = 90.0,
         on_event: Callable[[str], None] | None = None,
         ends_with_starter: bool = False,
+        node_boot_s: float = 0.0,
     ) -> None:
         _check_choice("autoscaler", autoscaler, ("v1", "v2"))
         if auth_mode is None:
@@ -129,12 +105,14 @@ class LocalCluster:
             raise BadInput("tick_s", tick_s, "whole seconds, at least 1")
         if not 0 < idle_timeout_s < math.inf:
             raise BadInput("idle_timeout_s", idle_timeout_s, "seconds above 0")
+        if not 0 <= node_boot_s < math.inf:
+            raise BadInput("node_boot_s", node_boot_s, "seconds, 0 or more")
         self.node_types = dict(node_types)
         self.idle_timeout_s, self.tick_s, self.autoscaler = idle_timeout_s, tick_s, autoscaler
         self.max_workers = max_workers if max_workers is not None else _sum_of_max(node_types)
         self.auth_mode, self.dashboard, self.env = auth_mode, dashboard, dict(env or {})
         self.start_timeout_s, self._on_event = start_timeout_s, on_event
-        self.ends_with_starter = ends_with_starter
+        self.ends_with_starter, self.node_boot_s = ends_with_starter, node_boot_s
         self._guard: subprocess.Popen[bytes] | None = None
         self._state: State | None = None
 
@@ -301,7 +279,7 @@ class LocalCluster:
         assert self._state is not None
         (directory / "work").mkdir()  # empty: nothing in the caller's folder may shadow what Ray imports
         (directory / "lib").mkdir()
-        (directory / "lib" / f"{_PROVIDER_MODULE}.py").write_text(_PROVIDER_CODE)
+        (directory / "lib" / f"{local_provider.MODULE}.py").write_text(local_provider.CODE)
         settings = directory / "autoscaling.json"
         settings.write_text(json.dumps(self._autoscaling_config(ports["gcs"]), indent=1))
         log = directory / "head.log"
@@ -351,7 +329,7 @@ class LocalCluster:
     def _autoscaling_config(self, gcs_port: int) -> dict[str, Any]:
         provider = {
             "type": "external",
-            "module": f"{_PROVIDER_MODULE}.LocalProvider",
+            "module": f"{local_provider.MODULE}.LocalProvider",
             "use_node_id_as_ip": True,
             "disable_node_updaters": True,
             "disable_launch_config_check": True,
@@ -359,6 +337,7 @@ class LocalCluster:
             "launch_multiple": self.autoscaler == "v2",
             "head_node_id": HEAD_NODE_ID,
             "gcs_address": f"127.0.0.1:{gcs_port}",
+            "boot_s": self.node_boot_s,
         }
         return autoscaling_config(self.node_types, provider, self.max_workers, self.idle_timeout_s)
 

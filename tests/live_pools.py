@@ -72,7 +72,8 @@ def live_pools(
     os.environ["POOLS_STATE_DIR"] = str(folder / "state")
     try:
         given = {"idle_timeout_s": 60.0, "dashboard": False, **cluster_options}
-        with LocalCluster.from_cluster_yaml(CLUSTER_YAML, **given) as cluster:
+        types = given.pop("cluster_yaml", CLUSTER_YAML)
+        with LocalCluster.from_cluster_yaml(types, **given) as cluster:
             live = LivePools(folder, cluster)
             try:
                 live.up(config, options or {})

@@ -1,0 +1,160 @@
+"""What announcing is worth: nodes that take 20 s to boot, and jobs that come with and without a word before.
+
+- single: from submission to the end of a first task in the slot, with no node up, and announced 30 s before.
+- burst: 8 jobs of 4 GPUs, a node each, from submission until the last one's first task has run: with the wish switched
+  off (Ray's pending placement groups alone bring up nodes), with the wish, and announced 30 s before.
+
+Both kinds of pools stand side by side in one cluster, each in a namespace of its own. Between two measurements all
+nodes go. Ratios are to what is cold, of the same round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import live
+from benchmarks.figures import Figure, middle
+from ray_pools.client import Client, connect, connect_ray, disconnect_ray
+from ray_pools.local_cluster import LocalCluster
+from ray_pools.local_node_types import HEAD_TYPE, NodeType
+
+BOOT_S, AHEAD_S = 20.0, 30.0
+JOBS, GPUS = 8, 4
+ROUNDS = 3
+ANNOUNCED_MAX = 0.25
+_LABELS = {"kind": "gpu"}
+_WAIT_S = 300.0
+
+CONFIG = """
+namespace: NAMESPACE
+pools:
+  gpu:
+    capacity: {gpu: 32}
+    placement: {labels: {kind: gpu}, node: {gpu: 4}}
+policies: [{requester: team, pool: gpu}]
+"""
+
+
+class Bench:
+    """Clients of pools whose nodes are wished for, and of pools whose are not."""
+
+    def __init__(self, wishing: Client, silent: Client) -> None:
+        import ray
+
+        self.wishing, self.silent = wishing, silent
+        self._ray = ray
+        self._announced: list[str] = []
+        self._task = ray.remote(num_gpus=1)(lambda: None)
+
+    def jobs(self, client: Client, count: int) -> float:
+        """Seconds from submission until the last of so many jobs has run a task."""
+        begun = time.perf_counter()
+        tickets = client.submit_many([{"requester": "team", "gpus": GPUS}] * count)
+        slots = [ticket.wait(_WAIT_S) for ticket in tickets]
+        running = [
+            self._task.options(scheduling_strategy=slot.scheduling_strategy).remote() for slot in slots
+        ]
+        self._ray.get(running, timeout=_WAIT_S)
+        took_s = time.perf_counter() - begun
+        if self._announced:
+            client.cancel_prewarm(*self._announced)
+        self._announced.clear()
+        for slot in slots:
+            slot.release()
+        self._none_up()
+        return took_s
+
+    def announced(self, count: int) -> float:
+        """The same, announced before."""
+        self._announced.append(self.wishing.prewarm("gpu", gpus=count * GPUS, for_s=600)["id"])
+        time.sleep(AHEAD_S)  # so long before: that is what is measured
+        return self.jobs(self.wishing, count)
+
+    def _none_up(self) -> None:
+        ends_at = time.monotonic() + _WAIT_S
+        while any(node["Alive"] and node["Labels"].get("kind") for node in self._ray.nodes()):
+            if time.monotonic() > ends_at:
+                raise RuntimeError("the nodes do not go")
+            time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def bench() -> Iterator[Bench]:
+    """A cluster with slow nodes, for the time of the benchmark."""
+    kinds = {
+        HEAD_TYPE: NodeType({"CPU": 4}, {}, 0, 0),
+        "gpu": NodeType({"CPU": 2, "GPU": GPUS}, _LABELS, 0, JOBS),
+    }
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-pools-bench-")))
+        os.environ["POOLS_STATE_DIR"] = str(folder / "state")
+        cluster = stack.enter_context(
+            LocalCluster(kinds, dashboard=False, idle_timeout_s=3.0, node_boot_s=BOOT_S)
+        )
+        os.environ.update(cluster.driver_env())
+        connect_ray(cluster.address, quiet=True)
+        stack.callback(disconnect_ray)
+        clients = {
+            name: stack.enter_context(contextlib.closing(_pools(folder, name, wished)))
+            for name, wished in (("wishing", True), ("silent", False))
+        }
+        yield Bench(**clients)
+
+
+def _pools(folder: Path, namespace: str, wished: bool) -> Client:
+    from ray_pools.actors import deploy
+    from ray_pools.config import load_config
+
+    file = folder / f"{namespace}.yaml"
+    file.write_text(CONFIG.replace("NAMESPACE", namespace))
+    wanted = load_config(file, {})
+    options: dict[str, Any] = {"prewarm": wished, "prewarm_period_s": 10.0, "prewarm_linger_s": 0.0}
+    with deploy.empty_directory():
+        deploy.up(
+            wanted.core_pools(),
+            wanted.core_policies(),
+            namespace=namespace,
+            store=f"sqlite://{folder / namespace}",
+            options=options,
+        )
+    return connect(namespace=namespace, quiet=True)
+
+
+def run() -> Iterator[Figure]:
+    """The figures, medians of three rounds."""
+    if live.ADDRESS is not None:
+        raise SystemExit("prewarm runs in a cluster of its own: leave --address out")
+    rounds: list[dict[str, float]] = []
+    with bench() as found:
+        for _ in range(ROUNDS):
+            rounds.append(
+                {
+                    "cold": found.jobs(found.wishing, 1),
+                    "announced": found.announced(1),
+                    "burst cold": found.jobs(found.silent, JOBS),
+                    "burst wished": found.jobs(found.wishing, JOBS),
+                    "burst announced": found.announced(JOBS),
+                }
+            )
+    names = {
+        "cold": "one job, cold",
+        "announced": f"one job, announced {AHEAD_S:g} s before",
+        "burst cold": f"{JOBS} jobs, without prewarming",
+        "burst wished": f"{JOBS} jobs, with prewarming",
+        "burst announced": f"{JOBS} jobs, announced {AHEAD_S:g} s before",
+    }
+    for key, name in names.items():
+        base = "burst cold" if key.startswith("burst") else "cold"
+        value, spread = middle([each[key] for each in rounds])
+        ratio = statistics.median(each[key] / each[base] for each in rounds)
+        target, met = "", None
+        if key == "announced":
+            target, met = f"at most {ANNOUNCED_MAX:g} of cold", ratio <= ANNOUNCED_MAX
+        yield Figure(f"prewarm: {name}", value, "s", ratio, target, met, spread)
