@@ -283,7 +283,7 @@ class RayTables:
             data = gcs_pb2.ActorTableData.FromString(said)
             gpus = data.required_resources.get(GPU, 0.0)
             if gpus and not data.placement_group_id.strip(b"\xff"):
-                what = f"actor {data.name or data.class_name}"
+                what = f"actor {data.name or data.class_name.rpartition('.')[2]}"
                 node = data.node_id or data.address.node_id
                 found.append(Use(node.hex(), data.job_id.hex(), what, gpus))
         return found
