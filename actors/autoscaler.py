@@ -15,6 +15,7 @@ import contextlib
 import json
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ HEAD_RESOURCE = "node:__internal_head__"
 TYPE_LABEL = "ray.io/node-group"
 
 _CALL_S = 5.0
+_MONITORS_EVERY_S = 30.0
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 Wanted = Counter[tuple[Any, ...]]
@@ -105,13 +107,14 @@ class RayAutoscaler:
         self._requester, self._expire_s = requester, expire_s
         self._coordinator: Any = None
         self._complained = ""
+        self._monitors_seen: tuple[float, list[str]] | None = None
         self._read: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     # --- what there is
 
     def version(self) -> str:
         """v2, v1, none (nothing will ever come up), or unknown (no cluster, or it has not said yet)."""
-        return autoscaler_of_ray()
+        return autoscaler_of_ray(self._monitors())
 
     def cluster(self) -> Cluster | None:
         """Its node types and nodes; None where they can't be known."""
@@ -120,7 +123,7 @@ class RayAutoscaler:
 
     def _settings(self) -> dict[str, Any] | None:
         """The autoscaler's own settings: of the file that its process reads, or of the RayCluster in Kubernetes."""
-        path = next((each for each in monitors() if each), "")
+        path = next((each for each in self._monitors() or () if each), "")
         if not path:
             return _kuberay_settings()
         stat = os.stat(path)
@@ -128,6 +131,13 @@ class RayAutoscaler:
         if self._read is None or self._read[0] != stamp:
             self._read = stamp, _parsed(Path(path).read_text())
         return self._read[1]
+
+    def _monitors(self) -> list[str] | None:
+        """As `monitors`, which looks at every process of the machine: not at each sending."""
+        if self._monitors_seen is None or time.monotonic() - self._monitors_seen[0] > _MONITORS_EVERY_S:
+            with contextlib.suppress(OSError):
+                self._monitors_seen = time.monotonic(), monitors()
+        return self._monitors_seen[1] if self._monitors_seen is not None else None
 
     def starting(self) -> dict[str, int]:
         """Node type to how many of it were asked for and are not there yet."""
@@ -237,16 +247,17 @@ def send_to_ray(bundles: list[Bundle], selectors: list[dict[str, str]]) -> None:
         request_resources(bundles=[])
 
 
-def autoscaler_of_ray() -> str:
-    """v2, v1, none (nothing will ever come up), or unknown (no cluster, or it has not said yet)."""
+def autoscaler_of_ray(found: list[str] | None = None) -> str:
+    """v2, v1, none (nothing will ever come up), or unknown (no cluster, or it has not said). `found`: `monitors`."""
     from ray.experimental.internal_kv import _internal_kv_initialized
 
     if not _internal_kv_initialized():
         return "unknown"
-    with contextlib.suppress(OSError):
-        found = monitors()
-        if found and not any(found):  # it runs, and was given nothing that it could start
-            return "none"
+    if found is None:
+        with contextlib.suppress(OSError):
+            found = monitors()
+    if found and not any(found):  # it runs, and was given nothing that it could start
+        return "none"
     if _is_v2():
         return "v2"
     node_types = _v1_report().get("active_nodes") or {}

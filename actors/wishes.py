@@ -48,8 +48,6 @@ class Wishes:
         self._worked_out_at = -EVERY_S
         self.prewarmer: Prewarmer | None = None
         self.watch: ClusterWatch | None = None
-        self._pools: Pools = {}
-        self._excused: frozenset[str] = frozenset()
         self._measured = 0
         if options.get("prewarm", True):
             period_s = times.get("period_s", 10.0)
@@ -58,8 +56,8 @@ class Wishes:
             self.watch = ClusterWatch(
                 RayTables(ray.starting, partial(_node_types, ray)),
                 wire.group_prefix(namespace),
-                lambda: self._pools,
-                lambda: self._excused,
+                lambda: placing_pools(self._state),
+                lambda: counting_jobs(self._state),
                 float(options.get("watch_s", 3.0)),
             )
         self.soon()
@@ -83,7 +81,6 @@ class Wishes:
         self._timer, self._worked_out_at = None, self._loop.time()
         if self.prewarmer is not None:
             self.prewarmer.update(prewarm.target(pool_views(self._state)))
-            self._pools, self._excused = placing_pools(self._state), counting_jobs(self._state)
 
     def end(self) -> None:
         """The pools are taken down: whatever was asked of the autoscaler is taken back."""
@@ -92,7 +89,7 @@ class Wishes:
             self.prewarmer.close()
             self.prewarmer = None
         if self.watch is not None:
-            self.watch.close()
+            self.watch.close(0.0)
             self.watch = None
 
     # --- operations
@@ -159,7 +156,10 @@ class Wishes:
 
 
 def placing_pools(state: CoordinatorState) -> Pools:
-    """Pools whose grants are placement groups, and what their nodes are known by: labels, and what is metered there."""
+    """Pools whose grants are placement groups, and what their nodes are known by: labels, and what is metered there.
+
+    Called in another thread than the state's, as is `counting_jobs`: a copy of what goes on changing.
+    """
     found = {}
     for name, config in sorted(state.pools.items()):
         if config.placement is None:
@@ -175,7 +175,7 @@ def placing_pools(state: CoordinatorState) -> Pools:
 def counting_jobs(state: CoordinatorState) -> frozenset[str]:
     """Ray jobs that hold a grant which only counts: what they use on nodes is theirs to use."""
     found = set()
-    for request in state.waiting_or_holding.values():
+    for request in list(state.waiting_or_holding.values()):
         if request.told not in ("", "nominated"):
             pool = state.pools.get(request.owner)
             counts = request.options.get("placement") == COUNTED or (
