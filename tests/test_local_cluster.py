@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_pools import local_cluster, local_processes, local_registry
+from ray_pools import local_cluster, local_processes, local_provider, local_registry
 from ray_pools.errors import BadInput, Unreachable
 from ray_pools.local_cluster import LocalCluster, find_local_clusters, stop_local
 
@@ -224,7 +224,7 @@ def test_a_start_that_fails_shows_the_log_and_leaves_nothing(
     made: list[Path] = []
     make_directory = local_registry.make_directory
     monkeypatch.setattr(local_registry, "make_directory", lambda: made.append(make_directory()) or made[-1])
-    monkeypatch.setattr(local_cluster, "_PROVIDER_CODE", provider)
+    monkeypatch.setattr(local_provider, "CODE", provider)
     cluster = make(**options)
 
     try:
