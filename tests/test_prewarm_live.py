@@ -9,7 +9,9 @@ The order of what happens is asserted; the times are printed (-s shows them).
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import threading
 import time
 from collections import Counter
@@ -24,6 +26,7 @@ from live_pools import WAIT_S, LivePools, Process, live_pools
 from store.redis_server import RedisServer
 from test_gcs_restart_ray import Gcs
 
+from ray_pools.actors import deploy
 from ray_pools.actors.autoscaler import COORDINATOR, RayAutoscaler, Wanted, wanted_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -203,6 +206,8 @@ def test_a_wish_above_max_workers_stops_no_other_pools_and_is_shown(tmp_path: Pa
         with live.client.submit("research", gpus=8).wait(WAIT_S):
             line.until("b up", 2)
         assert line.count("a up") == 2
+        deploy.down("ahead", force=True)
+        assert standing() == Counter(), "whatever was asked for is taken back"
 
 
 def test_announced_capacity_comes_up_before_the_first_request_and_goes_by_itself(tmp_path: Path) -> None:
@@ -221,6 +226,12 @@ def test_announced_capacity_comes_up_before_the_first_request_and_goes_by_itself
         # what comes after it uses it up: no node more
         client.prewarm("spot", gpus=4, for_s=3600, id="long")
         line.until("b up", 2)
+        killed = live.ask("coordinator", "ping")["pid"]
+        os.kill(killed, signal.SIGKILL)
+        line.note("the coordinator is killed")
+        said = eventually(live, lambda said: said["prewarm"]["wanted"])
+        assert live.ask("coordinator", "ping")["pid"] != killed
+        assert [each["id"] for each in said["announced"]] == ["long"]
         line.note("submitted")
         with client.submit("research", gpus=4).wait(WAIT_S) as slot:
             ray.get(work.options(**slot.options(num_gpus=1)).remote(), timeout=WAIT_S)
