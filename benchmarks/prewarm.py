@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import live
-from benchmarks.figures import Figure, middle
+from benchmarks.figures import Figure, middle, ratios, size, verdict
 from ray_pools.client import Client, connect, connect_ray, disconnect_ray
+from ray_pools.errors import BadInput
 from ray_pools.local_cluster import LocalCluster
 from ray_pools.local_node_types import HEAD_TYPE, NodeType
 
@@ -71,10 +71,10 @@ class Bench:
         self._none_up()
         return took_s
 
-    def announced(self, count: int) -> float:
+    def announced(self, count: int, ahead_s: float) -> float:
         """The same, announced before."""
         self._announced.append(self.wishing.prewarm("gpu", gpus=count * GPUS, for_s=600)["id"])
-        time.sleep(AHEAD_S)  # so long before: that is what is measured
+        time.sleep(ahead_s)  # so long before: that is what is measured
         return self.jobs(self.wishing, count)
 
     def _none_up(self) -> None:
@@ -96,7 +96,7 @@ def bench() -> Iterator[Bench]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-pools-bench-")))
         os.environ["POOLS_STATE_DIR"] = str(folder / "state")
         cluster = stack.enter_context(
-            LocalCluster(kinds, dashboard=False, idle_timeout_s=3.0, node_boot_s=BOOT_S)
+            LocalCluster(kinds, dashboard=False, idle_timeout_s=3.0, node_boot_s=size(BOOT_S, 2.0))
         )
         os.environ.update(cluster.driver_env())
         connect_ray(cluster.address, quiet=True)
@@ -128,33 +128,34 @@ def _pools(folder: Path, namespace: str, wished: bool) -> Client:
 
 
 def run() -> Iterator[Figure]:
-    """The figures, medians of three rounds."""
-    if live.ADDRESS is not None:
-        raise SystemExit("prewarm runs in a cluster of its own: leave --address out")
-    rounds: list[dict[str, float]] = []
-    with bench() as found:
-        for _ in range(ROUNDS):
-            rounds.append(
-                {
-                    "cold": found.jobs(found.wishing, 1),
-                    "announced": found.announced(1),
-                    "burst cold": found.jobs(found.silent, JOBS),
-                    "burst wished": found.jobs(found.wishing, JOBS),
-                    "burst announced": found.announced(JOBS),
-                }
-            )
-    names = {
-        "cold": "one job, cold",
-        "announced": f"one job, announced {AHEAD_S:g} s before",
-        "burst cold": f"{JOBS} jobs, without prewarming",
-        "burst wished": f"{JOBS} jobs, with prewarming",
-        "burst announced": f"{JOBS} jobs, announced {AHEAD_S:g} s before",
+    """The figures, medians of three rounds. BadInput with an address: nodes have to be slow ones of its own."""
+    if live.CLUSTER.address is not None:
+        raise BadInput("--address", live.CLUSTER.address, "left out: prewarm runs in a cluster of its own")
+    live.CLUSTER.leave()
+    jobs, ahead_s = size(JOBS, 2), size(AHEAD_S, 6.0)
+    found: dict[str, list[float]] = {
+        "one job, cold": [],
+        f"one job, announced {ahead_s:g} s before": [],
+        f"{jobs} jobs, without prewarming": [],
+        f"{jobs} jobs, with prewarming": [],
+        f"{jobs} jobs, announced {ahead_s:g} s before": [],
     }
-    for key, name in names.items():
-        base = "burst cold" if key.startswith("burst") else "cold"
-        value, spread = middle([each[key] for each in rounds])
-        ratio = statistics.median(each[key] / each[base] for each in rounds)
+    with bench() as pools:
+        measures = (
+            lambda: pools.jobs(pools.wishing, 1),
+            lambda: pools.announced(1, ahead_s),
+            lambda: pools.jobs(pools.silent, jobs),
+            lambda: pools.jobs(pools.wishing, jobs),
+            lambda: pools.announced(jobs, ahead_s),
+        )
+        for _ in range(size(ROUNDS, 1)):
+            for values, measure in zip(found.values(), measures, strict=True):
+                values.append(measure())
+    cold, _, burst, *_ = found.values()
+    for index, (name, values) in enumerate(found.items()):
+        value, spread = middle(values)
+        ratio = ratios(values, cold if index < 2 else burst)
         target, met = "", None
-        if key == "announced":
-            target, met = f"at most {ANNOUNCED_MAX:g} of cold", ratio <= ANNOUNCED_MAX
+        if index == 1:
+            target, met = f"at most {ANNOUNCED_MAX:g} of cold", verdict(ratio <= ANNOUNCED_MAX)
         yield Figure(f"prewarm: {name}", value, "s", ratio, target, met, spread)
