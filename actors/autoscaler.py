@@ -292,7 +292,7 @@ def _command_lines() -> Iterator[list[str]]:
 def _parsed(text: str) -> dict[str, Any]:
     import yaml
 
-    found = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
+    found = yaml.safe_load(text)  # JSON too, as Ray reads it
     return found if isinstance(found, dict) else {}
 
 
