@@ -30,6 +30,8 @@ class FaultAuditor(Auditor):
         self.submitted: dict[str, ev.Submitted] = {}
         self.asked_end: dict[str, str] = {}
         self.granted: set[tuple[str, int, str]] = set()
+        # (id, k) that the coordinator knows to be granted
+        self.told: set[tuple[str, int]] = set()
         # id of a command -> the version that it made
         self.changes: dict[str, int] = {}
         self.forgotten: set[str] = set()
@@ -120,9 +122,18 @@ class FaultAuditor(Auditor):
 
     # --- the pools' rows
 
+    def _told(self, who: str, event: ev.Told) -> None:
+        if event.state in ("granted", "placed"):
+            self.told.add((event.id, event.k))
+
     def _begunanew(self, who: str, event: ev.BegunAnew) -> None:
-        """What it was asked to run counts as over only once it says so; its groups may stand until then."""
+        """What it was asked to run counts as over only once it says so; its groups may stand until then.
+
+        An old copy of before the first such row begins anew by itself. What the coordinator never heard of between
+        may happen again: nobody was told of it, and its groups are removed before.
+        """
         self._forget_pool(who)
+        self.granted = {grant for grant in self.granted if grant[2] != who or grant[:2] in self.told}
 
     def group_is_made(self, group: tuple[str, str, int]) -> None:
         """A placement group comes up: no other one of its request stands, and its pool has none of nobody."""
