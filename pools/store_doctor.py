@@ -11,14 +11,13 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from .errors import PoolsError
 from .log_story import COORDINATOR
 from .store import open_store
 from .store.address import parse_address
 from .store.sqlite import keep_promises
-from .store.sqlite_file import database_path
+from .store.sqlite_file import database_path, read_only_uri
 
 Add = Callable[[str, str, str], None]
 
@@ -91,7 +90,7 @@ def file_system(place: Path) -> str:
 
 def _look_at_journal(log: str, facts: dict[str, Any], add: Add) -> None:
     try:
-        with closing(sqlite3.connect(f"file:{quote(log)}?mode=ro", uri=True)) as db:
+        with closing(sqlite3.connect(read_only_uri(log), uri=True)) as db:
             (mode,) = db.execute("PRAGMA journal_mode").fetchone()
     except sqlite3.Error as problem:
         add("FAIL", "journal", f"{log}: {problem}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ray_pools.errors import BadInput
-from ray_pools.limits import LEASE_MIN_S
+from ray_pools.limits import LEASE_MIN_S, check_seconds
 
 if TYPE_CHECKING:
     from ray_pools.client import Submission
@@ -224,12 +224,8 @@ def runtime_env(working_dir: str | None, path: str | None, text: str | None) -> 
 
 
 def seconds(name: str, value: float | None, default: float) -> float:
-    """A time of the command line."""
-    if value is None:
-        return default
-    if not 0 <= value < float("inf"):
-        raise BadInput(name, value, "seconds, 0 or more")
-    return value
+    """A time of the command line. BadInput for what can't be one, which is to be said before anything is submitted."""
+    return default if value is None else check_seconds(name, value)
 
 
 def submission(given: Mapping[str, Any]) -> Submission:

@@ -18,7 +18,7 @@ from ray_pools.cli.changing import (
     plan,
     preview_words,
 )
-from ray_pools.cli.command_options import amounts_option
+from ray_pools.cli.command_options import amounts_option, seconds
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.explaining import pool_described, show_pool
 from ray_pools.cli.output import amounts_text, pool_in, print_json, print_table, progress
@@ -262,6 +262,7 @@ def delete(
     rejected. Once nothing is held it is gone. Interrupted, it goes on draining; the same command finishes it, and
     `pools pool uncordon` takes it back. Its log stays.
     """
+    seconds("--timeout", timeout, 0.0)
     with operator(address, namespace) as client:
         made = plan(client, _set_state(name, "draining"))
         held = len(_holding(client, name))

@@ -24,7 +24,7 @@ from ray_pools.cli.connection import (
 )
 from ray_pools.cli.output import print_json, print_table, progress
 from ray_pools.errors import BadInput, PoolsError, Refused
-from ray_pools.limits import RETRIES_MAX, TRACE_MAX_ROWS, check_integer
+from ray_pools.limits import RETRIES_MAX, SECONDS_MAX, TRACE_MAX_ROWS, check_integer
 
 if TYPE_CHECKING:
     from ray_pools.client import Client
@@ -167,8 +167,8 @@ def _plan(
     check_integer("--retries", retries, 0, RETRIES_MAX)
     if not 0 < speed <= SPEED_MAX:
         raise BadInput("--speed", speed, f"a number above 0, at most {SPEED_MAX:g}")
-    if timeout_s is not None and not timeout_s > 0:
-        raise BadInput("--timeout", timeout_s, "seconds above 0")
+    if timeout_s is not None and not 0 < timeout_s <= SECONDS_MAX:
+        raise BadInput("--timeout", timeout_s, f"seconds above 0, at most {SECONDS_MAX}")
     unset = "sqlite:///nowhere"
     wanted = load_config(config, {STORE_ENV: unset})
     rows = read_trace(trace, None if limit is None else limit + skip)

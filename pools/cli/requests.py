@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ray_pools.cli.command_options import amount_options
+from ray_pools.cli.command_options import amount_options, seconds
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import (
     Interrupted,
@@ -84,6 +84,7 @@ def submit(
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout goes with --wait")
+    seconds("--timeout", timeout, 0.0)
     key = key_in_file(key_file, "--key-file") if key_file is not None else None
     with connect(address, namespace, key=key) as client:
         ticket = client.submit(

@@ -76,6 +76,8 @@ def parse_address(address: str, where: str = "") -> tuple[str, str]:
 def _directory(path: str, address: str, where: str) -> str:
     """Absolute, since an actor may change its working directory before it opens."""
     directory = os.path.abspath(os.path.expanduser(path))
+    if directory.startswith("//"):  # which POSIX leaves alone, and an address of a file takes for a host
+        directory = directory[1:]
     if os.path.exists(directory) and not os.path.isdir(directory):
         raise BadInput("store", address, f"{EXPECTED}; {directory} is not a directory", where)
     return directory

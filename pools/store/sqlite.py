@@ -20,7 +20,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from ray_pools.store.base import (
     AppendFailed,
@@ -43,7 +42,14 @@ from ray_pools.store.base import (
     opened_epoch,
 )
 from ray_pools.store.chain import seal, stored, verified, verified_runs
-from ray_pools.store.sqlite_file import FORMAT_VERSION, create, database_path, meaning, refuse_foreign
+from ray_pools.store.sqlite_file import (
+    FORMAT_VERSION,
+    create,
+    database_path,
+    meaning,
+    read_only_uri,
+    refuse_foreign,
+)
 
 SQLITE_BUSY, SQLITE_FULL = 5, 13  # the sqlite3 module names them from Python 3.11 on only
 BUSY_WAIT_S = 10.0
@@ -157,7 +163,7 @@ class SqliteReader(Reader):
     def _connect(self) -> sqlite3.Connection:
         if not os.path.exists(self.where):
             raise NoLog(self.where, "there is no such log")
-        db = self._connection(f"file:{quote(self.where)}?mode=ro", uri=True)
+        db = self._connection(read_only_uri(self.where), uri=True)
         try:
             db.execute("PRAGMA query_only = ON")
             refuse_foreign(db, self.where)
@@ -180,8 +186,8 @@ class SqliteReader(Reader):
                 factory=self._connection_class,
                 uri=uri,
             )
-        except sqlite3.Error as error:
-            raise meaning(error, self.where, 0) from None
+        except sqlite3.Error as error:  # nothing of it was read yet
+            raise StoreError(self.where, f"it can't be opened: {error}") from None
 
     def _open_db(self) -> sqlite3.Connection:
         if self._db is None:

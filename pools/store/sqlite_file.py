@@ -46,6 +46,11 @@ def database_path(directory: str, name: str) -> str:
     return os.path.join(directory, safe + ".sqlite")
 
 
+def read_only_uri(path: str) -> str:
+    """As SQLite takes it; with an empty host, so that no path can be taken for one."""
+    return f"file://{quote(os.path.abspath(path))}?mode=ro"
+
+
 def create(path: str, name: str) -> None:
     """Makes the log, complete and durable, unless another process was quicker. Else AppendFailed."""
     draft = f"{path}.new-{secrets.token_hex(8)}"
