@@ -23,6 +23,7 @@ from ray_pools.actors.pool import PoolActor
 from ray_pools.actors.ray_groups import RayGroups
 from ray_pools.config_difference import access_difference, difference, timings_difference
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
+from ray_pools.counting import counted
 from ray_pools.errors import PoolsError, Refused, Unreachable
 from ray_pools.keys import operator_fields
 
@@ -203,7 +204,7 @@ def down(namespace: str, *, force: bool = False, progress: Progress = lambda tex
     if force:
         removed = remove_groups(namespace)
         if removed:
-            progress(f"removed the placement groups of {removed} grants")
+            progress(f"removed the placement groups of {counted(removed, 'grant')}")
     return names
 
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from .counting import counted
 from .errors import BadInput, PoolsError
 from .log_story import COORDINATOR, CoordinatorStory, Life, PoolStory, Problem, Story, pool_log
 from .store import NoLog, open_reader
@@ -40,9 +41,12 @@ class LogReport(NamedTuple):
     def text(self) -> str:
         """One line; the problems are for the caller to list."""
         if self.problems:
-            return f"log check: {len(self.problems)} problems"
+            return f"log check: {counted(len(self.problems), 'problem')}"
         rows = sum(self.events.values())
-        return f"log check: ok ({rows} events in {len(self.events)} logs, {sum(self.final.values())} requests ended)"
+        ended = counted(sum(self.final.values()), "request")
+        return (
+            f"log check: ok ({counted(rows, 'event')} in {counted(len(self.events), 'log')}, {ended} ended)"
+        )
 
 
 def check_logs(store: str, pools: Iterable[str], live: Digests | None = None) -> LogReport:

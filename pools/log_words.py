@@ -11,6 +11,7 @@ from typing import Any
 
 from .core import holders
 from .core import records as ev
+from .counting import counted
 
 _ASKED = {
     "release": "its holder is done: the pool is asked to release it",
@@ -74,9 +75,8 @@ def _why(how: str, why: str) -> str:
 def _configured(event: ev.Configured) -> str:
     capacity = amounts_words(event.config.get("capacity", {}).items())
     state = f"; it is {event.config['state']}" if event.config.get("state") else ""
-    return (
-        f"goes by configuration {event.version}: capacity {capacity}; {len(event.policies)} policies{state}"
-    )
+    policies = counted(len(event.policies), "policy")
+    return f"goes by configuration {event.version}: capacity {capacity}; {policies}{state}"
 
 
 def _queued(event: ev.Queued) -> str:

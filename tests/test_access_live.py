@@ -181,7 +181,7 @@ def test_the_other_commands_work_with_authentication_and_say_so_in_one_line_with
         "--address",
         place.env["RAY_ADDRESS"],
     )
-    assert "1 scenarios" in place.pools(*live)
+    assert "1 scenario," in place.pools(*live)
 
     # one that does not find the cluster's own token in the notes of those who brought it up
     strange = {"RAY_AUTH_TOKEN": "another cluster's", "POOLS_STATE_DIR": str(tmp_path)}

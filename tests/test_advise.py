@@ -70,9 +70,12 @@ def test_the_command_shows_the_trade_and_its_configuration_is_one(tmp_path: Path
         "b": 10,
         "c": 3,
     }
-    assert "17 GPUs, 0 of them unreserved" in invoke()
+    text = invoke()
+    assert "17 GPUs, 0 of them unreserved" in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     config = tmp_path / "advised.yaml"
     config.write_text(invoke("--yaml"))
+    assert config.read_text().startswith("# placement: none makes a pool that only counts")
     assert {p.requester: p.reserved for p in load_config(config).policies} == {
         "'yes: #1": {"gpu": 4},
         "b": {"gpu": 10},

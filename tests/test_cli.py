@@ -186,7 +186,7 @@ def test_a_scenario_that_does_not_hold_says_what_was_wanted_and_what_came(tmp_pa
         "expect.a",
         "wanted queued",
         "got    allocated@shared",
-        "1 scenarios failed",
+        "2 scenarios, 2 steps: 1 failed, 1 expectation did not hold",
     ):
         assert words in result.stdout
     assert "good" not in result.stdout

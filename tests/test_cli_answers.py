@@ -6,10 +6,15 @@ two commands that take the same option otherwise; a script that can't tell a wro
 
 from __future__ import annotations
 
+import io
+
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from ray_pools.cli.app import pools
+from ray_pools.cli.output import print_table
+from ray_pools.simulate import kueue
 
 
 def called(*arguments: str) -> Result:
@@ -56,3 +61,73 @@ def test_a_time_that_can_not_be_one_is_refused_before_anything_is_asked_for(
     result = called(*command, timeout, *more)
     assert result.exit_code == 2
     assert error_of(result).startswith(f"{command[-1]} = {float(timeout)}: seconds, a number from 0 to ")
+
+
+# --- tables
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 300])
+@pytest.mark.parametrize("team", ["vision", "a-team-whose-name-is-rather-long"])
+def test_a_table_is_never_wider_than_the_terminal_and_names_never_vanish(
+    monkeypatch: pytest.MonkeyPatch, width: int, team: str
+) -> None:
+    """Numbers are not cut, so it was the name that lost its room, down to nothing."""
+    out = _Terminal()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    numbers = [f"#figure {n}" for n in range(10)]
+    print_table(("team", *numbers), [(team, *range(100_000, 100_010)), ("all", *range(10))], "of all")
+    lines = click.unstyle(out.getvalue()).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= width
+    parts = sum(line.startswith("team") for line in lines)
+    assert sum(line.startswith(team[:16]) for line in lines) == parts
+    assert sum(line.startswith("all ") for line in lines) == parts
+    assert parts == 1 or width < 300
+    for number in range(100_000, 100_010):
+        assert sum(str(number) in line for line in lines) == 1
+
+
+# --- questions, and commands of their own
+
+
+@pytest.mark.parametrize(
+    ("stops", "code", "said"),
+    [
+        (
+            EOFError,
+            1,
+            "pools: error: nobody answered the question, so nothing has changed (--yes is the answer)",
+        ),
+        (KeyboardInterrupt, 130, "pools: error: interrupted"),
+    ],
+)
+def test_a_question_that_nobody_answers_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, stops: type[BaseException], code: int, said: str
+) -> None:
+    """A script has no terminal: `Aborted!` says neither what was asked for, nor what became of it."""
+
+    def asked(*_: object) -> str:
+        raise stops
+
+    def question(*_: object, **__: object) -> None:
+        with monkeypatch.context() as inside:  # the runner has one of its own there
+            inside.setattr("click.termui.visible_prompt_func", asked)
+            click.confirm("Go on?", err=True)
+
+    monkeypatch.setattr("ray_pools.cli.requests.connect", question)
+    result = called("cancel", "x")
+    assert result.exit_code == code
+    assert result.stderr.splitlines()[-1] == said
+
+
+def test_a_command_of_its_own_says_errors_alike() -> None:
+    for arguments in ([], ["--cohorts", "0", "x"], ["--nonsense"]):
+        result = CliRunner().invoke(kueue.main, arguments, prog_name="kueue")
+        assert result.exit_code == 2
+        assert error_of(result).endswith("(see `kueue --help`)")

@@ -160,7 +160,7 @@ def test_delete_drains_and_waiters_fall_back(live: ShellPools) -> None:
     asked = live.run("pool", "delete", "p", input="n\n")
     assert (asked.exit_code, live.seq()) == (1, before)
     assert "b2 of b would be rejected (p: draining, q: no_policy)" in asked.stdout
-    assert "drains: 1 requests hold" in done(live, "pool", "delete", "p", "--yes", "--no-wait")
+    assert "drains: 1 request still holds" in done(live, "pool", "delete", "p", "--yes", "--no-wait")
     live.settle()
     live.until(b1="preempting", b2="rejected", a2="queued")
     assert said(live, "why", "a2")["request"]["pools"] == ["q"]

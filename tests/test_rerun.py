@@ -209,8 +209,13 @@ def test_another_policy_request_by_request(logs: Path) -> None:
     assert changed["held"]["now"]["preempted"] == 1
     assert said["total"]["now"]["rejected"] == said["total"]["was"]["rejected"] == 1
     text = invoke(config, "p", "--from-log", "--store", logs / "store").output
-    assert "asks (owner, gpu 4): released in p after 60 s; now released in p after 0 s" in text
-    assert "the configuration changed in the log (2 times)" in text
+    assert (
+        "asks (owner, gpu 4): in the log waited 60 s, released in p; now waited 0 s, released in p\n" in text
+    )
+    assert "now waited 0 s, was preempted once, released in p\n" in text
+    assert "the log has 2 configurations, one after the other" in text
+    table = text.partition("decisions in the log")[0].splitlines()
+    assert max(len(line.rstrip()) for line in table) <= 80
 
 
 def test_the_logs_own_policy(logs: Path) -> None:

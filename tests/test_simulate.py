@@ -331,10 +331,28 @@ def test_configurations_side_by_side(files: tuple[Path, Path], tmp_path: Path) -
     assert said["admitted_by_all"]["jobs"] == 2
     assert said["admitted_by_all"]["wait_s"]["queue"]["max"] == 30.0
     text = invoke(config, trace, "--against", tmp_path / "queue.yaml").output
-    assert "shares: 1 jobs of owner were rejected (up to 9 GPUs): exceeds_capacity in p" in text
-    assert "queue: 1 jobs of stranger were rejected (up to 1 GPUs): no_policy in p" in text
+    assert "shares: rejected: 1 job of owner (up to 9 GPUs): exceeds_capacity in p" in text
+    assert "queue: rejected: 1 job of stranger (up to 1 GPU): no_policy in p" in text
+    lines = text.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80  # one line of all that is told is not to be read
+    assert (
+        sum(line.startswith("stranger ") for line in lines) >= 4
+    )  # each part of both tables says whose line it is
     only = json.loads(invoke(config, trace, "--from", "1m", "--to", "75", "--json").output)
     assert only["trace"] == {"jobs": 1, "from_s": 70.0, "to_s": 70.0}
+
+
+def test_what_is_missing_is_said(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No plots where nothing can draw them, and a window without jobs in the words that it was given in."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(plots, "plot_all", lambda *_: iter(()))
+    assert "no plots: matplotlib is not installed" in invoke(*files, "--out", tmp_path / "out").stderr
+    result = invoke(*files, "--from", "90d")
+    assert result.exit_code == 2
+    assert "--from/--to = '90d to the end': a window with jobs: those of" in result.stderr
+    assert "are from 0s to 90s" in result.stderr
 
 
 def test_the_files_are_the_same_twice(

@@ -9,7 +9,8 @@ import click
 
 from ray_pools.cli.connection import json_option
 from ray_pools.cli.output import print_json, print_table
-from ray_pools.cli.simulate import Seconds, number_text, span_text, window
+from ray_pools.cli.simulate import WIDTH, Seconds, number_text, span_text, window
+from ray_pools.counting import counted
 from ray_pools.limits import AMOUNT_MAX, check_integer
 
 
@@ -58,7 +59,8 @@ def _show(said: Mapping[str, Any]) -> None:
     ]
     columns = ("team", "#reserve", "#mean demand", "#p95", "#most", "#largest job")
     waits = [f"#wait, {name}" for name in said["configs"]]
-    print_table((*columns, *waits), rows, f"{said['gpus']} GPUs, {said['unreserved']} of them unreserved")
+    title = f"{counted(said['gpus'], 'GPU')}, {said['unreserved']} of them unreserved"
+    print_table((*columns, *waits), rows, title, WIDTH)
     click.echo()
     totals = [
         [
@@ -75,5 +77,5 @@ def _show(said: Mapping[str, Any]) -> None:
         for name, total in ((name, report["total"]) for name, report in said["configs"].items())
     ]
     more = ("#wait mean", "#wait p50", "#slowdown p50", "#preempted", "#lost GPU-h", "#rejected GPU-h")
-    print_table(("with", "#utilisation", "#goodput", *more), totals)
+    print_table(("with", "#utilisation", "#goodput", *more), totals, "", WIDTH)
     click.echo("\nNothing was changed. `--yaml` prints the shares as a configuration.")

@@ -85,8 +85,8 @@ def _wrong_use(problem: click.UsageError) -> Failed:
     return Failed(f"{' '.join(said.split())} (see {where})", problem.exit_code)
 
 
-class LazyGroup(click.Group):
-    """Loads a command when it is called, and turns what a command raises into one line and an exit code."""
+class _OneLineErrors(click.Command):
+    """Turns what a command raises into one line and an exit code."""
 
     def make_context(self, *arguments: Any, **named: Any) -> click.Context:
         try:
@@ -95,6 +95,43 @@ class LazyGroup(click.Group):
             if isinstance(problem, _NO_ARGUMENTS):
                 raise
             raise _wrong_use(problem) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as problem:
+            if isinstance(problem, _NO_ARGUMENTS):
+                raise
+            raise _wrong_use(problem) from None
+        except click.Abort as problem:  # at a question, whose line is not ended
+            click.echo(err=True)
+            if isinstance(problem.__context__, KeyboardInterrupt):
+                raise Interrupted(problem.__context__) from None
+            raise Failed(
+                "nobody answered the question, so nothing has changed (--yes is the answer)", 1
+            ) from None
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except PoolsError as problem:
+            if ctx.params.get("debug"):
+                raise
+            raise Failed(str(problem), problem.exit_code) from None
+        except KeyboardInterrupt as problem:
+            raise Interrupted(problem) from None
+        except Exception as problem:
+            if ctx.params.get("debug") or (isinstance(problem, OSError) and problem.errno == errno.EPIPE):
+                raise
+            lines = str(problem).strip().splitlines()
+            said = f"{type(problem).__name__}: {lines[0][:300]}" if lines else type(problem).__name__
+            raise Failed(f"unexpected: {said} (please report this, with the output of --debug)", 1) from None
+
+
+class OneLineCommand(_OneLineErrors, click.Command):
+    """A command that is called by itself, without the group."""
+
+
+class LazyGroup(_OneLineErrors, click.Group):
+    """Loads a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS]
@@ -120,28 +157,6 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except click.UsageError as problem:
-            if isinstance(problem, _NO_ARGUMENTS):
-                raise
-            raise _wrong_use(problem) from None
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except PoolsError as problem:
-            if ctx.params.get("debug"):
-                raise
-            raise Failed(str(problem), problem.exit_code) from None
-        except KeyboardInterrupt as problem:
-            raise Interrupted(problem) from None
-        except Exception as problem:
-            if ctx.params.get("debug") or (isinstance(problem, OSError) and problem.errno == errno.EPIPE):
-                raise
-            lines = str(problem).strip().splitlines()
-            said = f"{type(problem).__name__}: {lines[0][:300]}" if lines else type(problem).__name__
-            raise Failed(f"unexpected: {said} (please report this, with the output of --debug)", 1) from None
 
 
 @click.group(cls=LazyGroup, name="pools", context_settings={"help_option_names": ["-h", "--help"]})

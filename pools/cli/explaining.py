@@ -15,6 +15,7 @@ from ray_pools.cli.output import (
     print_json,
     print_table,
 )
+from ray_pools.counting import counted
 from ray_pools.errors import Refused
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def _show_request(said: dict[str, Any]) -> None:
         click.echo(line)
     lease = f"{view['lease_s']:g} s" if view["lease_s"] else "none"
     kind = "preemptible" if view["preemptible"] else "never preempted"
-    click.echo(f"{kind}, {view['retries']} retries left, lease {lease}")
+    click.echo(f"{kind}, {counted(view['retries'], 'retry')} left, lease {lease}")
     click.echo(f"submitted {moment_text(view['submitted_at'])}, last news {moment_text(view['told_at'])}")
     group = view.get("placement", {}).get("pg")
     if group:

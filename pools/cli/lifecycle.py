@@ -20,6 +20,7 @@ from ray_pools.cli.connection import (
     was_started_by_up,
 )
 from ray_pools.cli.output import print_json, progress
+from ray_pools.counting import counted
 from ray_pools.errors import PoolsError, Unreachable
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _tell_up(config: Config, done: dict[str, Any], local: LocalCluster | None, a
             }
         )
         return
-    what = f"{done['changes']} changes" if done["changes"] else "nothing to change"
+    what = counted(done["changes"], "change") if done["changes"] else "nothing to change"
     click.echo(f"up in namespace {config.namespace!r} at {address}: {', '.join(done['pools'])} ({what})")
     click.echo(f"logs: {store}")
     if env:
@@ -169,4 +170,4 @@ def _take_down(namespace: str, force: bool) -> None:
     with deploy.empty_directory():
         connect_ray(None)
         stopped = deploy.down(namespace, force=force, progress=progress)
-    click.echo(f"down in namespace {namespace!r}: {len(stopped)} actors stopped")
+    click.echo(f"down in namespace {namespace!r}: {counted(len(stopped), 'actor')} stopped")

@@ -21,6 +21,7 @@ from ray_pools.cli.output import (
     progress,
 )
 from ray_pools.cli.store_place import check_there_are_logs, config_option, find_store, store_option
+from ray_pools.counting import counted
 from ray_pools.errors import BadInput
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _verify(place: str, which: str, as_json: bool) -> None:
     else:
         for problem in problems:
             click.echo(problem)
-        click.echo(f"log check: {len(problems)} problems" if problems else report.text())
+        click.echo(f"log check: {counted(len(problems), 'problem')}" if problems else report.text())
     if problems:
         click.get_current_context().exit(1)
 
@@ -224,7 +225,9 @@ def _export(reader: Reader, which: str, to: str, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(Path(to).absolute()), **end})
     else:
-        progress(f"{end['end']} rows of {which} up to {end['last_seq']} are in {to} (state {end['digest']})")
+        progress(
+            f"{counted(end['end'], 'row')} of {which} up to {end['last_seq']} are in {to} (state {end['digest']})"
+        )
 
 
 # --- the state at some row
@@ -284,7 +287,9 @@ def _grant_state(grant: dict[str, Any]) -> str:
 def _show_coordinator(state: dict[str, Any]) -> None:
     counts: Iterable[str] = (f"{count} {name}" for name, count in state["requests"].items())
     pools = ", ".join(f"{pool} ({amounts_text(capacity)})" for pool, capacity in state["pools"].items())
-    click.echo(f"configuration {state['version']}: {pools or 'no pools'}; {state['policies']} policies")
+    click.echo(
+        f"configuration {state['version']}: {pools or 'no pools'}; {counted(state['policies'], 'policy')}"
+    )
     click.echo(f"requests: {', '.join(counts) or 'none'}")
     if state["live"]:
         print_table(

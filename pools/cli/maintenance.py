@@ -10,6 +10,7 @@ from ray_pools import __version__
 from ray_pools.cli.connection import cluster_options, connect_ray, json_option, use_cluster
 from ray_pools.cli.output import print_json, progress
 from ray_pools.cli.store_place import check_there_are_logs, config_option, find_store, store_option
+from ray_pools.counting import counted
 from ray_pools.errors import PoolsError, Unreachable
 
 NO_CLUSTER = 3
@@ -42,7 +43,8 @@ def backup(
         return
     for log, said in made.logs.items():
         click.echo(
-            f"{log}: {said['rows']} rows, epoch {said['epoch']}, {said['bytes']} bytes, state {said['digest']}"
+            f"{log}: {counted(said['rows'], 'row')}, epoch {said['epoch']}, {said['bytes']} bytes,"
+            f" state {said['digest']}"
         )
     click.echo(f"{len(made.logs)} logs of {place} are in {made.directory}")
 
@@ -67,7 +69,7 @@ def restore(directory: str, store: str, as_json: bool) -> None:
         print_json({"store": place, **done._asdict()})
         return
     for log, said in done.logs.items():
-        click.echo(f"{log}: {said['rows']} rows, goes on in epoch {said['epoch']}")
+        click.echo(f"{log}: {counted(said['rows'], 'row')}, goes on in epoch {said['epoch']}")
     click.echo(
         f"{len(done.logs)} logs of {done.made_at} are at {place}: `pools up CONFIG` with this store goes on"
     )
@@ -254,7 +256,7 @@ def _look_at_status(found: Findings, namespace: str) -> None:
     for pool in missing:
         found.add("FAIL", f"pool {pool}", "is configured, but its actor does not run: `pools up CONFIG`")
     if not (status["silent"] or status["trouble"] or missing):
-        found.add("ok", "links", f"the coordinator reaches {len(status['pools'])} pools")
+        found.add("ok", "links", f"the coordinator reaches {counted(len(status['pools']), 'pool')}")
     prewarm = status.get("prewarm") or {}
     if prewarm.get("error"):
         found.add("warn", "prewarming", str(prewarm["error"]))
@@ -263,7 +265,7 @@ def _look_at_status(found: Findings, namespace: str) -> None:
     for pool, cut in (prewarm.get("cut") or {}).items():
         found.add("warn", f"nodes of pool {pool}", f"can never all come up: {cut_text(cut)}")
     if prewarm.get("overwritten"):
-        text = f"somebody else wrote over the wish for nodes {prewarm['overwritten']} times"
+        text = f"somebody else wrote over the wish for nodes {counted(prewarm['overwritten'], 'time')}"
         found.add("warn", "prewarming", f"{text} (last {prewarm['overwritten_by']}); it was put right")
     for each in (status.get("outside") or {}).get("jobs") or ():
         found.add("warn", "GPUs outside of the pools", outside_text(each))

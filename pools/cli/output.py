@@ -15,6 +15,9 @@ from ray_pools.errors import BadInput
 WIDTH_OF_FILES = 240
 """Columns where stdout is no terminal: enough for two names."""
 
+_NAME_LEAST, _TEXT_LEAST, _GAP = 16, 6, 3
+"""Columns that the first column keeps if it has as many, that other text keeps, and between two columns of a table."""
+
 
 class Failed(click.ClickException):
     """An error as the terminal shows it."""
@@ -46,31 +49,77 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    title: str = "",
+    width_of_files: int = WIDTH_OF_FILES,
+) -> None:
     """Names come from users: nothing in them is taken for markup. A column called `#name` is of numbers.
 
-    Where stdout is no terminal, nothing is folded: programs read it.
+    Numbers are never cut and names never vanish: a table that is too wide for that is printed in parts, below each
+    other, and each begins with the names. Where stdout is no terminal, nothing is folded: programs read it.
     """
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title_justify="left", show_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(
-            column.removeprefix("#"),
-            justify="right" if column.startswith("#") else "left",
-            overflow="fold",
-            no_wrap=column.startswith("#"),
-        )
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    width = None if sys.stdout.isatty() else WIDTH_OF_FILES
+    width = None if sys.stdout.isatty() else width_of_files
     console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
     if title:
         console.print(Text(title, style="bold"))
-    console.print(table)
+    cells = [[str(cell) for cell in row] for row in rows]
+    natural = [
+        max(cell_len(text) for text in (column.removeprefix("#"), *(row[at] for row in cells)))
+        for at, column in enumerate(columns)
+    ]
+    for part in _parts(columns, natural, console.width):
+        table = Table(
+            box=SIMPLE_HEAD, pad_edge=False, title_justify="left", show_edge=False, header_style="bold"
+        )
+        for at in part:
+            table.add_column(
+                columns[at].removeprefix("#"),
+                justify="right" if columns[at].startswith("#") else "left",
+                overflow="fold",
+                no_wrap=columns[at].startswith("#"),
+                min_width=_least(columns, natural, at),
+            )
+        for row in cells:
+            table.add_row(*(Text(row[at]) for at in part))
+        console.print(table)
+
+
+def _least(columns: Sequence[str], natural: Sequence[int], at: int) -> int:
+    """The narrowest that a column may become: a number is not cut, a name is folded."""
+    return (
+        natural[at]
+        if columns[at].startswith("#")
+        else min(natural[at], _NAME_LEAST if at == 0 else _TEXT_LEAST)
+    )
+
+
+def _parts(columns: Sequence[str], natural: Sequence[int], width: int) -> list[list[int]]:
+    """Which columns stand beside each other: all of them if they fit, else in each part those that name the row, and as
+    many of the others as fit.
+    """
+    least = [_least(columns, natural, at) for at in range(len(columns))]
+    numbers = [at for at, column in enumerate(columns) if column.startswith("#") and at > 0]
+    if not numbers or sum(least) + _GAP * (len(least) - 1) <= width:
+        return [[*range(len(columns))]]
+    names = [*range(numbers[0])]
+    lead = sum(min(natural[at], _NAME_LEAST) + _GAP for at in names)
+    parts: list[list[int]] = [[*names]]
+    left = width - lead
+    for at in range(len(names), len(columns)):
+        if least[at] > left and len(parts[-1]) > len(names):
+            parts.append([*names])
+            left = width - lead
+        parts[-1].append(at)
+        left -= least[at] + _GAP
+    return parts
 
 
 def amounts_text(amounts: Mapping[str, int], zeros: bool = False) -> str:

@@ -10,6 +10,7 @@ import click
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import no_such_pool, print_json, progress
 from ray_pools.cli.pool_config import COMMANDS
+from ray_pools.counting import counted
 from ray_pools.errors import PoolsError
 from ray_pools.keys import operator_fields
 
@@ -60,7 +61,8 @@ def declare_lost(
         progress(f"pool {name!r}: {why}")
         if not yes:
             question = (
-                f"{held} requests hold in pool {name!r}: what runs there is killed. Is its log lost for good?"
+                f"pool {name!r} is held by {counted(held, 'request')}, and what runs there is killed."
+                " Is its log lost for good?"
             )
             if not click.confirm(question, err=True):
                 raise PoolsError("nothing has changed")

@@ -22,6 +22,7 @@ from ray_pools.cli.command_options import amounts_option, seconds
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.explaining import pool_described, show_pool
 from ray_pools.cli.output import amounts_text, pool_in, print_json, print_table, progress
+from ray_pools.counting import counted
 from ray_pools.errors import BadInput, PoolsError, Refused, WaitTimeout
 from ray_pools.keys import operator_fields
 
@@ -298,9 +299,10 @@ def _tell_delete(name: str, said: dict[str, Any], as_json: bool) -> None:
     elif said["deleted"]:
         click.echo(f"pool {name!r} is deleted (configuration {said['version']}); its log stays")
     elif "preview" in said:
-        click.echo(f"{said['held']} requests hold in it; nothing was changed (--dry-run)")
+        click.echo(f"held in it: {counted(said['held'], 'request')}; nothing was changed (--dry-run)")
     else:
-        click.echo(f"pool {name!r} drains: {said['held']} requests hold in it. The same command finishes it")
+        still = f"{counted(said['held'], 'request')} still {'holds' if said['held'] == 1 else 'hold'} in it"
+        click.echo(f"pool {name!r} drains: {still}. The same command finishes it")
 
 
 def _holding(client: Client, name: str) -> list[Any]:

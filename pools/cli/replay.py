@@ -23,6 +23,7 @@ from ray_pools.cli.connection import (
     use_local,
 )
 from ray_pools.cli.output import print_json, print_table, progress
+from ray_pools.counting import counted
 from ray_pools.errors import BadInput, PoolsError, Refused
 from ray_pools.limits import RETRIES_MAX, SECONDS_MAX, TRACE_MAX_ROWS, check_integer
 
@@ -428,9 +429,9 @@ def _print(plan: Plan, result: Result) -> None:
     )
     others = [f", {n} {outcome}" for outcome, n in sorted(_totals(result).items()) if outcome != "done"]
     click.echo(
-        f"{len(plan.jobs)} jobs of {len(rows)} teams at {plan.speed:g} times the trace's speed:"
+        f"{counted(len(plan.jobs), 'job')} of {counted(len(rows), 'team')} at {plan.speed:g} times the trace's speed:"
         f" {_totals(result).get('done', 0)} done{''.join(others)}; {played.seconds:.0f} s,"
-        f" up to {played.nodes_max} nodes"
+        f" up to {counted(played.nodes_max, 'node')}"
     )
     for row, why in list(played.failures.items())[:PROBLEMS_SHOWN]:
         click.echo(f"row {row} failed: {why}")

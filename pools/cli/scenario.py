@@ -11,6 +11,7 @@ import click
 
 from ray_pools.cli.connection import address_option, connect_ray, keep_ray_quiet, use_local
 from ray_pools.cli.output import progress
+from ray_pools.counting import counted
 from ray_pools.errors import BadInput
 
 if TYPE_CHECKING:
@@ -49,11 +50,13 @@ def scenario(
     for failure in report.failures:
         click.echo(failure.text(), err=trace)
     if report.ok:
-        click.echo(f"{report.scenarios} scenarios, {report.steps} steps: all hold", err=trace)
+        click.echo(
+            f"{counted(report.scenarios, 'scenario')}, {counted(report.steps, 'step')}: all hold", err=trace
+        )
     else:
         click.echo(
-            f"{report.scenarios} scenarios, {report.steps} steps: {report.failed} scenarios failed,"
-            f" {len(report.failures)} expectations did not hold",
+            f"{counted(report.scenarios, 'scenario')}, {counted(report.steps, 'step')}: {report.failed} failed,"
+            f" {counted(len(report.failures), 'expectation')} did not hold",
             err=trace,
         )
         click.get_current_context().exit(1)

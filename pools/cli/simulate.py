@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from ray_pools.cli.connection import json_option
 from ray_pools.cli.output import amounts_text, print_json, print_table, progress
 from ray_pools.cli.store_place import store_option
 from ray_pools.cli.times import UNITS_S
+from ray_pools.counting import counted
 from ray_pools.errors import BadInput
 from ray_pools.limits import SECONDS_MAX
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from ray_pools.trace import TraceJob
 
 REJECTIONS_SHOWN = 20
+WIDTH = 80
+"""Columns of these tables where stdout is no terminal: they have so many that one line of all is not to be read."""
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer clicks only
@@ -152,6 +156,8 @@ def _simulate(
 
         for path in write_all(Path(out), said, played):
             progress(f"wrote {path}")
+        if importlib.util.find_spec("matplotlib") is None:
+            progress("no plots: matplotlib is not installed (pip install 'ray-pools[plot]')")
     if as_json:
         print_json(said)
     else:
@@ -183,10 +189,20 @@ def window(jobs: list[TraceJob], from_s: float | None, to_s: float | None, trace
     found = [job for job in jobs if low <= job.submit_s < high]
     if not found:
         expected = (
-            f"a window with jobs: those of {trace} are from {jobs[0].submit_s:g} to {jobs[-1].submit_s:g} s"
+            f"a window with jobs: those of {trace} are from {as_typed(jobs[0].submit_s)} to"
+            f" {as_typed(jobs[-1].submit_s)}"
         )
-        raise BadInput("--from/--to", f"{low:g} to {high:g}", expected)
+        until = "the end" if high == math.inf else as_typed(high)
+        raise BadInput("--from/--to", f"{as_typed(low)} to {until}", expected)
     return found
+
+
+def as_typed(seconds: float) -> str:
+    """`90d`, `6h`, `15m` or `90s`: as `Seconds` takes it, in the largest unit that says it whole."""
+    for unit in ("d", "h", "m"):
+        if seconds and seconds % UNITS_S[unit] == 0:
+            return f"{seconds / UNITS_S[unit]:.0f}{unit}"
+    return f"{seconds:.0f}s"
 
 
 # --- a log again
@@ -235,7 +251,8 @@ def _show_rerun(said: Mapping[str, Any]) -> None:
             ]
         )
     columns = ("team", "#requests", "#granted", "#now", "#wait mean", "#p50", "#p95", "#max")
-    print_table((*columns, "#preempted", "#rejected"), rows, "in the log / under this configuration")
+    title = "in the log / under this configuration"
+    print_table((*columns, "#preempted", "#rejected"), rows, title, WIDTH)
     decisions = said["decisions"]
     if decisions["identical"]:
         click.echo(f"\nthe same {decisions['in_log']} decisions, in the same order")
@@ -246,25 +263,29 @@ def _show_rerun(said: Mapping[str, Any]) -> None:
         )
     if said["assumed_run_times"]:
         click.echo(
-            f"{said['assumed_run_times']} requests never ran to their end in the log: they run for their team's median"
+            f"{counted(said['assumed_run_times'], 'request')} never ran to the end in the log: the team's median is"
+            " taken for it"
         )
     if said["configured_in_log"] > 1:
         click.echo(
-            f"the configuration changed in the log ({said['configured_in_log']} times): here it is one all along"
+            f"the log has {said['configured_in_log']} configurations, one after the other: here it is one all along"
         )
     for change in said["changed"][:CHANGES_SHOWN]:
         was, now = change["was"], change["now"]
         click.echo(
-            f"{change['id']} ({change['requester']}, {amounts_text(change['amounts'])}): {_went(was)}; now {_went(now)}"
+            f"{change['id']} ({change['requester']}, {amounts_text(change['amounts'])}): in the log {_went(was)};"
+            f" now {_went(now)}"
         )
     if len(said["changed"]) > CHANGES_SHOWN:
-        click.echo(f"and {len(said['changed']) - CHANGES_SHOWN} more requests (all with --json)")
+        click.echo(f"and {len(said['changed']) - CHANGES_SHOWN} more (all with --json)")
 
 
 def _went(side: Mapping[str, Any]) -> str:
     where = f" in {side['pool']}" if side["pool"] else ""
-    stopped = f", stopped {side['preempted']} times" if side["preempted"] else ""
-    return f"{side['state']}{where} after {span_text(side['wait_s'])}{stopped}"
+    waited = "never granted" if side["wait_s"] is None else f"waited {span_text(side['wait_s'])}"
+    times = "once" if side["preempted"] == 1 else f"{side['preempted']} times"
+    stopped = f", was preempted {times}" if side["preempted"] else ""
+    return f"{waited}{stopped}, {side['state']}{where}"
 
 
 # --- what is shown
@@ -295,10 +316,11 @@ def show(said: Mapping[str, Any]) -> None:
         )
     columns = ("configuration", "#utilisation", "#goodput", "#wait mean", "#wait p50", "#wait p95")
     more = ("#slowdown p50", "#preempted", "#lost GPU-h", "#rejected GPU-h", "#unmet share")
-    print_table((*columns, *more), rows)
+    print_table((*columns, *more), rows, "", WIDTH)
     trace = said["trace"]
     click.echo(
-        f"\n{trace['jobs']} jobs; waits of the {common['jobs']} that every configuration admits, until they first start"
+        f"\n{counted(trace['jobs'], 'job')}; waits of the {common['jobs']} that every configuration admits, until they"
+        " first start"
     )
     for name, report in configs.items():
         click.echo()
@@ -307,7 +329,7 @@ def show(said: Mapping[str, Any]) -> None:
         for line in rejection_lines(report["rejected_causes"]):
             click.echo(f"{name}: {line}")
         if report["total"]["unfinished"]:
-            click.echo(f"{name}: {report['total']['unfinished']} jobs never came to their end")
+            click.echo(f"{name}: {counted(report['total']['unfinished'], 'job')} never came to an end")
 
 
 def _show_teams(name: str, report: Mapping[str, Any]) -> None:
@@ -334,16 +356,19 @@ def _show_teams(name: str, report: Mapping[str, Any]) -> None:
                 *(f"{said[f'{part}_gpu_h']:,.0f}" for part in ("in_share", "borrowed", "lost")),
                 *(span_text(waits[part]) for part in ("mean", "p50", "p95", "max")),
                 number_text(said["bounded_slowdown"]["p50"]),
-                f"{said['preemptions_suffered']} / {said['preemptions_caused']}",
+                said["preemptions_suffered"],
+                said["preemptions_caused"],
             ]
         )
-    print_table((*columns, "#slowdown", "#preempted"), rows, f"{name}: {report['capacity']} GPUs (GPU-hours)")
+    title = f"{name}: {counted(report['capacity'], 'GPU')} (in share, borrowed, lost: GPU-hours)"
+    print_table((*columns, "#slowdown p50", "#preempted", "#preempted others"), rows, title, WIDTH)
 
 
 def rejection_lines(rejected: Sequence[Mapping[str, Any]]) -> list[str]:
     """Who was refused, and why."""
     lines = [
-        f"{each['jobs']} jobs of {each['team']} were rejected (up to {each['gpus_max']} GPUs): {each['causes']}"
+        f"rejected: {counted(each['jobs'], 'job')} of {each['team']} (up to {counted(each['gpus_max'], 'GPU')}):"
+        f" {each['causes']}"
         for each in rejected[:REJECTIONS_SHOWN]
     ]
     if len(rejected) > REJECTIONS_SHOWN:

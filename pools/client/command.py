@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..counting import counted
 from ..errors import PoolsError, SlotPreempted, WaitTimeout
 from ..supervise import NOT_STARTED, Ending
 from .attempt import Attempt, CommandSpec, Ended, Lost, Started, Unread, start_attempt
@@ -188,7 +189,7 @@ class CommandRun:
         self._say(str(ending))
         if left < 0:
             raise SlotPreempted(self._ticket.id, "no retries left")
-        self._say(f"queued again, {left} retries left")
+        self._say(f"queued again, {counted(left, 'retry')} left")
 
     def _give_back(self, slot: Slot) -> None:
         try:

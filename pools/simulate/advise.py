@@ -112,6 +112,12 @@ def advise(trace: Sequence[TraceJob], gpus: int) -> dict[str, Any]:
     }
 
 
+_COUNTS_ONLY = (
+    "# placement: none makes a pool that only counts, without placement groups: enough for `pools simulate`.\n"
+    "# For `pools up` take it out, and say where its slots lie (docs/admins.md)."
+)
+
+
 def config_text(said: dict[str, Any]) -> str:
     """The advised shares as a configuration for `pools simulate`, or for `pools up` once its pool is filled in."""
     pool = {"capacity": {KEY: said["gpus"]}, "placement": "none"}
@@ -119,5 +125,5 @@ def config_text(said: dict[str, Any]) -> str:
         {"pool": POOL, "requester": team, "reserved": {KEY: each["reserved"]}}
         for team, each in said["teams"].items()
     )
-    lines = ["pools:", f"  {POOL}: {inline_yaml(pool)}", "policies:"]
+    lines = [_COUNTS_ONLY, "pools:", f"  {POOL}: {inline_yaml(pool)}", "policies:"]
     return "\n".join([*lines, *(f"  - {inline_yaml(policy)}" for policy in policies)]) + "\n"

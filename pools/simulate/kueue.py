@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import click
 
+from ..cli.app import OneLineCommand
 from ..core.config_rules import PolicyConfig, PoolConfig
 from ..trace import TraceJob
 
@@ -99,7 +100,7 @@ def config_text(cohorts: int = COHORTS) -> str:
     return "\n".join(lines) + "\n"
 
 
-@click.command()
+@click.command(cls=OneLineCommand)
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--cohorts", type=click.IntRange(1, 1000), default=COHORTS, show_default=True)
 def main(folder: Path, cohorts: int) -> None:
