@@ -43,7 +43,16 @@ def view_of(state: CoordinatorState, request: Request, now: float) -> dict[str, 
         "lease_s": request.lease_s,
         "asked": request.asked,
         "by": request.by,
+        "for_nobody": _for_nobody(request),
     }
+
+
+def _for_nobody(request: Request) -> str:
+    """Why the grant of this attempt was called back, where it was for no other request: "evict" or "lost"; else ""."""
+    directive = request.directives.get(request.owner)
+    if directive is None or directive.k != request.k or directive.what not in ("evict", "lost"):
+        return ""
+    return directive.what
 
 
 def matching(state: CoordinatorState, op: Mapping[str, Any]) -> list[Request]:

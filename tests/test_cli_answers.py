@@ -131,3 +131,9 @@ def test_a_command_of_its_own_says_errors_alike() -> None:
         result = CliRunner().invoke(kueue.main, arguments, prog_name="kueue")
         assert result.exit_code == 2
         assert error_of(result).endswith("(see `kueue --help`)")
+
+
+def test_help_says_what_force_does() -> None:
+    """Who reads it decides by it about work that runs (docs/operations.md)."""
+    said = " ".join(called("down", "--help").stdout.split())
+    assert "their placement groups are removed, and what runs in them is killed" in said

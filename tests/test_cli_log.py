@@ -388,6 +388,9 @@ def test_wrong_use_is_one_clear_line(store: str, arguments: list[str], code: int
         ("log", ("a",)),
         ("log", ("--request", "r1")),
         ("log", ("coordinator", "--verify")),
+        ("history", ()),
+        ("history", ("--request", "r1")),
+        ("events", ("--once",)),
         ("backup", ("no/such/place",)),
         ("key reset-operators", ("--yes",)),
     ],
@@ -437,3 +440,20 @@ def test_an_event_of_a_newer_version_is_refused_with_both_numbers(store: str) ->
     assert "newest known here is 1" in said
     reader = open_reader(store, "pool:a")
     reader.close()
+
+
+def test_history_of_a_name_that_no_log_knows_is_no_empty_answer(store: str) -> None:
+    """A script, or who mistyped a name, would take silence for "nothing happened" (docs/commands.md)."""
+    for what, code, answer in (
+        (("--pool", "nopool"), 2, "--pool = 'nopool': one of a"),
+        (("--request", "nothere"), 1, "nothere"),
+        (("--requester", "nobody"), 1, "requester 'nobody' has no policy on any pool, and no requests"),
+    ):
+        assert answer in run(*what, "--store", store, code=code, command="history").stderr
+    ended = run("--since", "2099-01-01T00:00", "--store", store, command="history").stdout
+    assert ended == "nothing was decided\n"
+
+
+def test_a_page_of_logs_that_are_not_there_is_wrong_use(tmp_path: Path) -> None:
+    said = run("--store", str(tmp_path / "none"), code=2, command="dashboard").stderr
+    assert "--store = " in said

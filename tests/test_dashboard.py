@@ -336,5 +336,5 @@ def test_a_port_that_is_taken_and_logs_that_are_not_there_are_one_line(tmp_path:
     assert done.exit_code == 2
     assert f"127.0.0.1:{port}" in done.output
     done = CliRunner().invoke(command, ["dashboard", "--store", str(tmp_path / "none")])
-    assert (done.exit_code, done.output.count("\n")) == (1, 1)
-    assert "there is no such log" in done.output.lower()
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert "where logs are: there are none" in done.output

@@ -61,6 +61,18 @@ WAITS: dict[str, Any] = {
         ({"state": "released"}, {}, "was given back", None),
         ({"state": "cancelled"}, {}, "was cancelled", None),
         ({"state": "expired"}, {}, "is over: its lease ran out", None),
+        (
+            {"state": "preempting", "pool": "a", "for_nobody": "evict"},
+            {},
+            "is called back in a: an operator emptied its pool",
+            None,
+        ),
+        (
+            {"state": "preempted", "for_nobody": "evict"},
+            {},
+            "was stopped: an operator emptied its pool, and no retries are left",
+            None,
+        ),
         ({"state": "preempted"}, {}, "was stopped for another request, and no retries are left", None),
     ],
 )

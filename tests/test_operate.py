@@ -69,6 +69,15 @@ def test_policies_are_attached_replaced_listed_and_detached(live: ShellPools) ->
     assert "- policy of c on q" in done(live, "policy", "detach", "c", "q")
     live.until(c1="allocated", c2="rejected")
     assert "has no policy on pool" in done(live, "policy", "detach", "c", "q", code=1)
+    assert "POOL = 'z': one of p, q" in done(live, "policy", "detach", "c", "z", code=2)
+    assert "POOL = 'z': one of p, q" in done(live, "policy", "attach", "c", "z", code=2)
+    assert "--pool = 'z': one of p, q" in done(live, "policy", "list", "--pool", "z", code=2)
+    # a name of which nothing is known is most likely wrong; one with a policy has an empty list
+    for command in (("policy", "list"), ("requests",)):
+        assert "requester 'nobody' has no policy" in done(live, *command, "-r", "nobody", code=1)
+    assert (
+        said(live, "requests", "-r", "b") == said(live, "policy", "list", "-r", "a", "--pool", "q")[1:] == []
+    )
 
 
 def test_a_policy_that_breaks_a_rule_is_refused(live: ShellPools) -> None:
@@ -183,7 +192,9 @@ def test_delete_by_force_calls_back_what_is_held_and_retries_go_elsewhere(live: 
     assert {live.ask("", op="get", ids=[id])[0]["pool"] for id in ("fixed", "again")} == {"p"}
     assert "is deleted" in done(live, "pool", "delete", "p", "--yes", "--force")
     live.until(fixed="preempted", again="allocated")
+    assert "was stopped: an operator emptied its pool, and no retries are left" in done(live, "why", "fixed")
     again = live.ask("", op="get", ids=["again"])[0]
+    assert again["for_nobody"] == ""  # of this attempt nobody wants anything
     assert (again["pool"], again["k"], again["retries"]) == ("q", 2, 0)
 
 
@@ -315,7 +326,7 @@ def test_history_says_what_was_decided_and_why(live: ShellPools) -> None:
     assert len(texts("--limit", "2")) == 2
     now = live.ask("", op="ping")["now"]
     assert texts("--since", f"@{now + 10}") == []
-    assert "there is no log of pool 'z'" in done(live, "history", "--pool", "z", code=1)
+    assert "--pool = 'z': one of p, q" in done(live, "history", "--pool", "z", code=2)
     ats = [each["at"] for each in said(live, "history")]
     assert ats == sorted(ats, reverse=True)
 

@@ -231,7 +231,7 @@ def test_bad_input(logs: Path) -> None:
     config.write_text(CONFIG)
     for arguments, code, said in (
         (["q", "--from-log", "--store", logs / "store"], 2, "a pool of"),
-        (["--from-log", "--store", logs / "nowhere"], 1, "nowhere"),
+        (["--from-log", "--store", logs / "nowhere"], 2, "--store = "),
         (["--from-log", "--store", logs / "store", "--against", config], 2, "--from-log takes CONFIG"),
         (["--from-log", "--store", logs / "store", "--stop-after", "0"], 2, "--from-log takes CONFIG"),
         ([], 2, "one TRACE is needed"),

@@ -11,7 +11,7 @@ import click
 
 from ray_pools.cli.connection import cluster_options, connect, json_option
 from ray_pools.cli.output import print_json, progress
-from ray_pools.cli.store_place import find_store, store_option
+from ray_pools.cli.store_place import check_there_are_logs, find_store, store_option
 from ray_pools.errors import BadInput, PoolsError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def dashboard(
 
     if store is not None:
         place = find_store(store, None, None, namespace, ask=False)
+        check_there_are_logs(place, store, None)
         History(place).close()  # what can't be read is said now
         _serve(lambda: Feed(LogSource(), lambda: History(place)), host, port, allowed, as_json)
         return

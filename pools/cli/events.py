@@ -14,8 +14,8 @@ import click
 
 from ray_pools.cli.connection import cluster_options, json_option
 from ray_pools.cli.output import progress
-from ray_pools.cli.store_place import config_option, find_store, store_option
-from ray_pools.errors import BadInput, PoolsError
+from ray_pools.cli.store_place import check_there_are_logs, config_option, find_store, store_option
+from ray_pools.errors import BadInput
 
 if TYPE_CHECKING:
     from ray_pools.notices import Notice
@@ -62,7 +62,6 @@ def events(
     the webhook does not take is tried again; what was told is remembered over restarts, and nothing is left out.
     """
     from ray_pools.notices import KINDS, follow
-    from ray_pools.store import NoLog
     from ray_pools.webhook import Webhook
 
     if slack and webhook is None:
@@ -77,12 +76,10 @@ def events(
         callback = Webhook(webhook, format, namespace, stop=stop, tell=progress)
         cursor = cursor or str(_cursor_of(namespace, webhook))
     place = find_store(store, config, address, namespace)
-    try:
-        told = follow(
-            place, callback, cursor=cursor, kinds=kinds or KINDS, from_start=from_start, once=once, stop=stop
-        )
-    except NoLog:
-        raise PoolsError(f"there are no logs at {place}") from None
+    check_there_are_logs(place, store, config)
+    told = follow(
+        place, callback, cursor=cursor, kinds=kinds or KINDS, from_start=from_start, once=once, stop=stop
+    )
     if webhook is not None:
         progress(f"{told} told")
 

@@ -80,6 +80,7 @@ def _policy(wire: dict[str, Any]) -> Any:
 def why_lines(said: dict[str, Any]) -> list[str]:
     """For a person: the request, then each pool's word."""
     from ray_pools.client.explanation import duration_text
+    from ray_pools.client.views import FOR_NOBODY
 
     view = said["request"]
     state = "nominated" if view.get("nominated") else view["state"]
@@ -102,7 +103,11 @@ def why_lines(said: dict[str, Any]) -> list[str]:
     if not said["pools"]:
         lines.append(f"  {said['text']}")
     if view["state"] in ("preempting", "preempted"):
-        lines.append(f"  for whom, and why: pools history --request {view['id']}")
+        nobody = FOR_NOBODY.get(view.get("for_nobody", ""))
+        if nobody and said["pools"]:
+            lines.append(f"  {nobody}")
+        what = "its story" if nobody else "for whom, and why"
+        lines.append(f"  {what}: pools history --request {view['id']}")
     elif view["state"] in ("expired", "cancelled"):
         lines.append(f"  its story: pools log --request {view['id']}")
     return lines

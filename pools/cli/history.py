@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import click
 
 from ray_pools.cli.connection import cluster_options, json_option
-from ray_pools.cli.output import print_json
-from ray_pools.cli.store_place import config_option, find_store, store_option
+from ray_pools.cli.output import no_such_pool, print_json, without_policy
+from ray_pools.cli.store_place import check_there_are_logs, config_option, find_store, store_option
 from ray_pools.cli.times import parse_since
-from ray_pools.errors import PoolsError
 
 
 @click.command()
@@ -44,11 +44,17 @@ def history(
 
     since_s = None if since is None else parse_since(since, time.time())
     place = find_store(store, config, address, namespace)
+    check_there_are_logs(place, store, config)
     try:
         found = decisions(place, limit, pool=pool, request=request, requester=requester, since=since_s)
     except NoLog:
-        what = "there are no logs" if pool is None else f"there is no log of pool {pool!r}"
-        raise PoolsError(f"{what} at {place}") from None
+        if pool is None:
+            raise
+        from ray_pools.log_view import pools_in
+
+        raise no_such_pool(pool, pools_in(place), "--pool") from None
+    if not found:
+        _check_known(place, request, requester)
     if as_json:
         print_json([decision.plain() for decision in found])
         return
@@ -56,3 +62,23 @@ def history(
         click.echo(str(decision))
     if not found:
         click.echo("nothing was decided")
+
+
+def _check_known(place: str, request: str | None, requester: str | None) -> None:
+    """Refused for a name that no log knows, which is no empty answer but most likely a wrong name."""
+    from ray_pools.log_story import COORDINATOR
+    from ray_pools.log_tale import tale
+    from ray_pools.log_view import folded
+    from ray_pools.store import open_reader
+
+    if request is not None:
+        tale(place, request)
+    if requester is None:
+        return
+    reader = open_reader(place, COORDINATOR)
+    try:
+        state: Any = folded(reader, COORDINATOR)[0]
+    finally:
+        reader.close()
+    if not state.policies.get(requester) and all(r.requester != requester for r in state.requests.values()):
+        raise without_policy(requester)

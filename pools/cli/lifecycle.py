@@ -134,7 +134,10 @@ def _with_namespace(namespace: str) -> str:
 
 @click.command()
 @click.option(
-    "--force", is_flag=True, help="Although grants are held. They stay so, and `up` finds them again."
+    "--force",
+    is_flag=True,
+    help="Although grants are held: their placement groups are removed, and what runs in them is killed. `up` queues"
+    " again what has retries left.",
 )
 @click.option("--local", is_flag=True, help="Stop the local cluster too, whatever else runs in it.")
 @cluster_options

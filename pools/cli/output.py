@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import click
 
-from ray_pools.errors import BadInput
+from ray_pools.errors import BadInput, Refused
 
 WIDTH_OF_FILES = 240
 """Columns where stdout is no terminal: enough for two names."""
@@ -53,7 +53,7 @@ def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],
     title: str = "",
-    width_of_files: int = WIDTH_OF_FILES,
+    width_of_files: int | None = None,
 ) -> None:
     """Names come from users: nothing in them is taken for markup. A column called `#name` is of numbers.
 
@@ -66,7 +66,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    width = None if sys.stdout.isatty() else width_of_files
+    width = None if sys.stdout.isatty() else width_of_files or WIDTH_OF_FILES
     console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
     if title:
         console.print(Text(title, style="bold"))
@@ -147,9 +147,14 @@ def no_such_pool(name: str, known: Iterable[str], field: str = "POOL") -> BadInp
     return BadInput(field, name, f"one of {', '.join(known) or 'none, for there are no pools'}")
 
 
-def pool_in(running: Mapping[str, Any], name: str) -> dict[str, Any]:
+def without_policy(requester: str) -> Refused:
+    """The answer about a requester of whom nothing is known."""
+    return Refused("no_policy", f"requester {requester!r} has no policy on any pool, and no requests")
+
+
+def pool_in(running: Mapping[str, Any], name: str, field: str = "POOL") -> dict[str, Any]:
     """A pool of the running configuration. BadInput if there is none of this name."""
     for pool in running["pools"]:
         if pool["name"] == name:
             return dict(pool)
-    raise no_such_pool(name, [pool["name"] for pool in running["pools"]])
+    raise no_such_pool(name, [pool["name"] for pool in running["pools"]], field)

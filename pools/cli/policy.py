@@ -9,7 +9,8 @@ import click
 from ray_pools.cli.changing import change_running, dry_run_option, operator
 from ray_pools.cli.command_options import amounts_option
 from ray_pools.cli.connection import cluster_options, connect, json_option
-from ray_pools.cli.output import amounts_text, print_json, print_table
+from ray_pools.cli.output import amounts_text, pool_in, print_json, print_table
+from ray_pools.errors import Refused
 
 
 @click.group()
@@ -43,6 +44,7 @@ def attach(
     wanted = PolicyConfig(pool, requester, priority, reserved, limit).to_wire()
 
     def changes(running: dict[str, Any]) -> list[list[Any]]:
+        pool_in(running, pool)
         return [] if wanted in running["policies"] else [["policy", wanted]]
 
     with operator(address, namespace) as client:
@@ -59,10 +61,13 @@ def detach(
     requester: str, pool: str, dry_run: bool, address: str | None, namespace: str, as_json: bool
 ) -> None:
     """Take REQUESTER's policy on POOL away. What it holds there stays, and is borrowed from then on."""
+
+    def changes(running: dict[str, Any]) -> list[list[Any]]:
+        pool_in(running, pool)
+        return [["unpolicy", requester, pool]]
+
     with operator(address, namespace) as client:
-        change_running(
-            client, lambda running: [["unpolicy", requester, pool]], dry_run=dry_run, as_json=as_json
-        )
+        change_running(client, changes, dry_run=dry_run, as_json=as_json)
 
 
 @policy.command("list")
@@ -75,11 +80,16 @@ def list_policies(
 ) -> None:
     """List policies, by requester; each requester's in the order in which its pools are tried."""
     with connect(address, namespace) as client:
-        policies = [
-            each
-            for each in client.config()["policies"]
-            if pool in (None, each["pool"]) and requester in (None, each["requester"])
-        ]
+        running = client.config()
+    if pool is not None:
+        pool_in(running, pool, "--pool")
+    if requester is not None and all(each["requester"] != requester for each in running["policies"]):
+        raise Refused("no_policy", f"requester {requester!r} has no policy on any pool")
+    policies = [
+        each
+        for each in running["policies"]
+        if pool in (None, each["pool"]) and requester in (None, each["requester"])
+    ]
     policies.sort(key=lambda each: (each["requester"], -each["priority"], each["pool"]))
     if as_json:
         print_json(policies)

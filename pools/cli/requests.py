@@ -20,6 +20,7 @@ from ray_pools.cli.output import (
     print_json,
     print_table,
     progress,
+    without_policy,
 )
 from ray_pools.cli.times import parse_since
 from ray_pools.cli.tokens import token_of
@@ -28,7 +29,7 @@ from ray_pools.keys import key_in_file
 from ray_pools.limits import LEASE_MIN_S
 
 if TYPE_CHECKING:
-    from ray_pools.client import Ticket
+    from ray_pools.client import Client, Ticket
 
 FIRST_ANSWER_S = 2.0
 """So long `--no-wait` waits for what the pools make of a request that they can decide at once."""
@@ -201,6 +202,12 @@ def _each(ids: tuple[str, ...], end: Callable[[str], Any], as_json: bool) -> Non
         raise worst
 
 
+def check_has_policy(client: Client, requester: str) -> None:
+    """Refused for a requester without a policy: what has nothing to show is most likely a wrong name."""
+    if all(policy["requester"] != requester for policy in client.config()["policies"]):
+        raise without_policy(requester)
+
+
 @click.command()
 @click.option("--requester", "-r", help="Only of this requester.")
 @click.option("--pool", help="Only what this pool holds, or has waiting.")
@@ -229,6 +236,8 @@ def requests(
             known = client.coordinator({"op": "status"})["pools"]
             if pool not in known:
                 raise no_such_pool(pool, known, "--pool")
+        if requester is not None and not views:
+            check_has_policy(client, requester)
     if as_json:
         print_json([dict(view) for view in views])
         return

@@ -216,13 +216,20 @@ def rerun(config_path: str, named: Sequence[str], store: str | None, as_json: bo
     from ray_pools.simulate.differences import differences
     from ray_pools.simulate.history import read_history
     from ray_pools.simulate.rerun import Rerun
+    from ray_pools.store import NoLog
 
     config = load_config(config_path)
     for name in named:
         if name not in config.pools:
             raise BadInput("POOL", name, f"a pool of {config_path}: {', '.join(config.pools)}")
     address = config.store if store is None else store_address(store, Path(), "--store")
-    history = read_history(address, named or list(config.pools))
+    try:
+        history = read_history(address, named or list(config.pools))
+    except NoLog as problem:
+        field, given = ("--store", store) if store is not None else ("CONFIG", config_path)
+        raise BadInput(
+            field, given, f"with the logs of its pools: there is none at {problem.where}"
+        ) from None
     if not history.requests:
         raise BadInput("--from-log", address, "logs with at least one request")
     said = differences(Rerun(config.core_pools(), config.core_policies(), history).run())

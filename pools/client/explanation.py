@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .views import View
+from .views import FOR_NOBODY, View
 
 _HOW_OVER = {
     "released": "was given back",
@@ -47,9 +47,13 @@ class Explanation(dict[str, dict[str, Any]]):
         if state == "allocated":
             return f"holds a slot in {_joined(view['pool'], texts)}"
         if state == "preempting":
-            return f"is called back in {_joined(view['pool'], texts)}"
+            nobody = FOR_NOBODY.get(view.get("for_nobody", ""))
+            return f"is called back in {_joined(view['pool'], texts)}" + (f": {nobody}" if nobody else "")
         if state == "rejected":
             return "was rejected: " + ("; ".join(texts) if texts else "no pool admits it")
+        nobody = FOR_NOBODY.get(view.get("for_nobody", ""))
+        if state == "preempted" and nobody:
+            return f"was stopped: {nobody}, and no retries are left"
         return _HOW_OVER.get(state, f"is {state}")
 
 

@@ -9,6 +9,9 @@ from ..errors import LeaseExpired, SlotCancelled, SlotError, SlotOver, SlotPreem
 FINAL_STATES = frozenset(("released", "rejected", "cancelled", "preempted", "expired"))
 STATES = ("queued", "allocated", "preempting", *sorted(FINAL_STATES))
 
+FOR_NOBODY = {"evict": "an operator emptied its pool", "lost": "an operator declared its pool's log lost"}
+"""Who is stopped for no other request will ask for whom it was."""
+
 
 class View(TypedDict, total=False):
     """A request as its coordinator sees it (docs/protocol.md, "Wire"). A plain dict; newer actors may add keys.
@@ -16,8 +19,9 @@ class View(TypedDict, total=False):
     state: docs/rules.md section 8. pool: which holds it or held it last, else "". k: the attempt, counted from 1.
     ready: allocated and its placement group stands, so that its holder may use it. placement: the group of a
     grant, empty when the pool only counts. labels: of the nodes that the pool places on. causes: why each pool
-    rejected it. by: the operator who ended it. changed_seq: where in the coordinator's log it last changed; a view
-    with a lower number is older.
+    rejected it. by: the operator who ended it. for_nobody: why it was called back, where that was for no other request:
+    "evict" (an operator empties its pool) or "lost" (its pool's log was declared lost). changed_seq: where in the
+    coordinator's log it last changed; a view with a lower number is older.
     """
 
     id: str
@@ -43,6 +47,7 @@ class View(TypedDict, total=False):
     lease_s: float
     asked: str
     by: str
+    for_nobody: str
 
 
 def is_final(view: View) -> bool:
@@ -62,7 +67,7 @@ def error_of(view: View) -> SlotError:
         expired = view.get("asked") == "expire"
         return LeaseExpired(request_id) if expired else SlotCancelled(request_id, _by(view))
     if state == "preempted":
-        return SlotPreempted(request_id)
+        return SlotPreempted(request_id, FOR_NOBODY.get(view.get("for_nobody", ""), ""))
     return SlotOver(request_id, ", ".join(filter(None, [state, _by(view)])))
 
 
