@@ -21,7 +21,7 @@ from ray_pools import wire
 from ray_pools.actors.coordinator import CoordinatorActor
 from ray_pools.actors.pool import PoolActor
 from ray_pools.actors.ray_groups import RayGroups
-from ray_pools.config_difference import access_difference, difference, timings_difference
+from ray_pools.config_difference import access_difference, difference, store_note, timings_difference
 from ray_pools.core.config_rules import PolicyConfig, PoolConfig
 from ray_pools.counting import counted
 from ray_pools.errors import PoolsError, Refused, Unreachable
@@ -105,6 +105,8 @@ def up(
     )
     before = ask(coordinator, {"op": "config"})
     progress(f"coordinator is up in namespace {namespace!r}")
+    if other := store_note(before, store):
+        progress(f"warning: {other}")
     changes = [
         *difference(before, pools, policies),
         *access_difference(before, access),

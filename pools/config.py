@@ -244,19 +244,26 @@ def store_address(store: str, base: Path, field: str = "store", where: str = "")
     if not store.isprintable() or not store.strip() or len(store) > 4096:
         raise BadInput(field, masked(store), expected, where)
     if not colon:
-        return f"sqlite://{Path(os.path.abspath(base / Path(store).expanduser()))}"
+        return f"sqlite://{_one_slash(os.path.abspath(base / Path(store).expanduser()))}"
     if scheme not in STORE_SCHEMES:
         raise BadInput(field, masked(store), f"{expected} (schemes: {', '.join(STORE_SCHEMES)})", where)
     if scheme == "sqlite" and not rest.startswith("/"):
         raise BadInput(
             field, store, "sqlite:// followed by a folder from the root on: sqlite:///var/...", where
         )
+    if scheme == "sqlite":
+        return f"sqlite://{_one_slash(rest)}"
     if scheme in ("redis", "rediss"):
         try:
             parse_place(store)
         except BadInput as problem:
             raise BadInput(field, problem.value, problem.expected, where) from None
     return store
+
+
+def _one_slash(path: str) -> str:
+    """From the root on by one slash; with two, which POSIX allows, a path could be taken for a host's."""
+    return f"/{path.lstrip('/')}"
 
 
 def pool_options(options: object, field: str = "pool") -> dict[str, Any]:

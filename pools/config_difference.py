@@ -10,6 +10,7 @@ from .core.access import LIMITS
 from .core.config_rules import DRAINING, OPEN, PolicyConfig, PoolConfig
 from .core.timings import TIMINGS
 from .errors import Refused
+from .store.redis_wire import masked
 
 LIMITS_BY_DEFAULT = {name: default for name, (default, _) in LIMITS.items()}
 
@@ -77,6 +78,17 @@ def timings_difference(before: Mapping[str, Any], options: Mapping[str, Any]) ->
         if wanted and {**values, **wanted} != values:
             changes.append([section, {**values, **wanted}])
     return changes
+
+
+def store_note(before: Mapping[str, Any], store: str) -> str:
+    """What is to be said of a store that is not the running one, which no change reaches; "" where it is the same."""
+    running = before.get("store")  # an older coordinator does not say it
+    if not running or masked(running) == masked(store):
+        return ""
+    return (
+        f"store {masked(store)} is not used: the pools that run keep their logs at {masked(running)} until `pools down`"
+        " and `pools up`"
+    )
 
 
 # --- in words

@@ -381,3 +381,17 @@ def test_cordoning_is_seen_before(live: ShellPools) -> None:
     assert [each["id"] for each in seen["rejected"]] == ["b3"]
     assert seen["moved"] == []  # a2 was nominated in p, and waits in q from here on
     assert [each["id"] for each in seen["unnominated"]] == ["a2"]
+
+
+def test_a_changed_store_is_said_to_have_no_effect_yet(live: ShellPools, tmp_path: Path) -> None:
+    """Else an operator believes the logs to be where the file says, and backs up the wrong place."""
+    file = tmp_path / "pools.yaml"
+    file.write_text(f"store: {tmp_path}/elsewhere\n{CONFIG}")
+    result = live.run("apply", str(file), "--dry-run")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(
+        f"warning: store sqlite://{tmp_path}/elsewhere is not used: the pools that run keep"
+    )
+    assert "until `pools down` and `pools up`" in line
+    file.write_text(CONFIG)
+    assert live.run("apply", str(file), "--dry-run").stderr == ""

@@ -7,6 +7,9 @@ two commands that take the same option otherwise; a script that can't tell a wro
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -14,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from ray_pools.cli.app import pools
 from ray_pools.cli.output import print_table
+from ray_pools.config_difference import store_note
 from ray_pools.simulate import kueue
 
 
@@ -137,3 +141,64 @@ def test_help_says_what_force_does() -> None:
     """Who reads it decides by it about work that runs (docs/operations.md)."""
     said = " ".join(called("down", "--help").stdout.split())
     assert "their placement groups are removed, and what runs in them is killed" in said
+
+
+# --- how it ends
+
+
+_ENDS = """
+import atexit, os, signal, sys
+from ray_pools.cli import connection, main
+
+def at_exit():
+    for _ in range(TIMES):
+        os.kill(os.getpid(), signal.SIGTERM)
+    print("all was put away", flush=True)
+
+atexit.register(at_exit)
+connection._end_on_sigterm()
+sys.argv = ["pools", "--version"]
+main()
+"""
+
+
+@pytest.mark.parametrize(("times", "code", "said"), [(1, 0, ["all was put away"]), (2, 143, [])])
+def test_a_signal_while_it_ends_is_no_traceback(times: int, code: int, said: list[str]) -> None:
+    """As `timeout` sends it: an exit handler that is cut short leaves slots behind, and says so in a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ENDS.replace("TIMES", str(times))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.splitlines()[1:] == said
+
+
+@pytest.mark.parametrize(("more", "namespace"), [((), "theirs"), (("-n", "mine"), "mine")])
+def test_the_doctor_looks_at_the_namespace_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: tuple[str, ...], namespace: str
+) -> None:
+    """Else it says of pools that run that none do."""
+    config = tmp_path / "pools.yaml"
+    config.write_text("namespace: theirs\nstore: logs\npools: {a: {capacity: {gpu: 1}}}\n")
+    looked: list[str] = []
+
+    def look(found: object, address: str | None, there: str) -> bool:
+        looked.append(there)
+        return True
+
+    monkeypatch.setattr("ray_pools.cli.maintenance._look_at_cluster", look)
+    called("doctor", "--config", str(config), "--no-sync", *more)
+    assert looked == [namespace]
+
+
+def test_another_store_is_said_to_have_no_effect_yet() -> None:
+    assert store_note({"store": "sqlite:///a"}, "sqlite:///a") == ""
+    assert store_note({}, "sqlite:///a") == ""  # a coordinator of before does not say it
+    assert store_note({"store": "sqlite:///a"}, "sqlite:///b") == (
+        "store sqlite:///b is not used: the pools that run keep their logs at sqlite:///a until `pools down`"
+        " and `pools up`"
+    )
+    assert "word" not in store_note({"store": "redis://:word@h:1/0"}, "redis://:word@h:2/0")

@@ -171,6 +171,9 @@ def test_the_store_comes_from_the_file_then_the_environment_then_the_state_folde
     assert load_config(file, env).store == f"sqlite://{tmp_path}/logs/here"
     file.write_text("store: sqlite:///var/lib/pools\npools: {}\n")
     assert load_config(file, env).store == "sqlite:///var/lib/pools"
+    for slashes in ("sqlite:////var/lib/pools", "//var/lib/pools"):
+        file.write_text(f"store: {slashes}\npools: {{}}\n")
+        assert load_config(file, env).store == "sqlite:///var/lib/pools"
     file.write_text("namespace: a/b\npools: {}\n")
     assert load_config(file, env).store == "redis://host:6379/0"
     del env["RAY_POOLS_STORE"]

@@ -4,6 +4,8 @@ Nothing here imports ray, the client or the actors before a command needs them: 
 quick, and work without Ray.
 """
 
+import sys
+
 
 def main() -> None:
     """What the console script runs."""
@@ -15,3 +17,7 @@ def main() -> None:
         pools.main(prog_name="pools")
     except KeyboardInterrupt:  # while modules are loaded; what is under way is the group's to end
         raise SystemExit(130) from None
+    finally:
+        connection = sys.modules.get("ray_pools.cli.connection")
+        if connection is not None:
+            connection.let_it_end()

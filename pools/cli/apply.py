@@ -24,8 +24,8 @@ def apply(config: str, dry_run: bool, address: str | None, as_json: bool) -> Non
     Shows first what changes, and which requests would be granted, rejected or preempted by it at once. A second time
     there is nothing to do. Pools that run and are not in CONFIG are not taken away: that is `pools pool delete`.
     """
-    from ray_pools.config import load_with_warnings
-    from ray_pools.config_difference import access_difference, difference, timings_difference
+    from ray_pools.config import default_store, load_with_warnings
+    from ray_pools.config_difference import access_difference, difference, store_note, timings_difference
 
     wanted, warnings = load_with_warnings(config)  # before any cluster is touched
     for warning in warnings:
@@ -39,6 +39,10 @@ def apply(config: str, dry_run: bool, address: str | None, as_json: bool) -> Non
         ]
 
     with operator(address, wanted.namespace) as client:
+        other = store_note(client.config(), wanted.store)
+        if other and wanted.store != default_store(wanted.namespace, os.environ):  # which no file asks for
+            progress(f"warning: {other}")
+            warnings.append(other)
         change_running(client, changes, dry_run=dry_run, as_json=as_json, warnings=warnings)
 
 

@@ -47,8 +47,7 @@ namespace_option = click.option(
     "-n",
     envvar="RAY_POOLS_NAMESPACE",
     default=DEFAULT_NAMESPACE,
-    show_default=True,
-    help="The namespace of the pools' configuration.",
+    help=f"The namespace of the pools' configuration. Default: RAY_POOLS_NAMESPACE, else {DEFAULT_NAMESPACE}.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, and nothing else there.")
 
@@ -215,8 +214,30 @@ class Terminated(KeyboardInterrupt):
 def _end_on_sigterm() -> None:
     """In place of Ray's handler, which prints the stack of the process."""
 
-    def end(number: int, frame: object) -> None:
-        raise Terminated
-
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGTERM, _raise_terminated)
+
+
+def _raise_terminated(number: int, frame: object) -> None:
+    raise Terminated
+
+
+def let_it_end() -> None:
+    """The command is over and the process ends: what its end still does is not cut short by a first signal, which would
+    be a traceback out of an exit handler. A second one ends it at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if (
+        signal.getsignal(signal.SIGTERM) is not _raise_terminated
+    ):  # nothing was connected, or `pools run` has its own
+        return
+    came: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        came.append(number)
+        if len(came) > 1:
+            os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)

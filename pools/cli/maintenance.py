@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ray_pools import __version__
 from ray_pools.cli.connection import cluster_options, connect_ray, json_option, use_cluster
@@ -154,6 +155,13 @@ def doctor(
     """
     from ray_pools.store_doctor import look_at_store
 
+    if (
+        config is not None
+        and click.get_current_context().get_parameter_source("namespace") is ParameterSource.DEFAULT
+    ):
+        from ray_pools.config import load_config
+
+        namespace = load_config(config).namespace
     found = Findings()
     reached = _look_at_cluster(found, address, namespace)
     running = found.facts.pop("store", None)
