@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ray_pools.actors.autoscaler import autoscaler_of_ray
+from ray_pools.actors.autoscaler import RayAutoscaler, autoscaler_of_ray
 from ray_pools.actors.deploy import _PREFIX, ask, running_actors
+from ray_pools.core.config_rules import PoolConfig
+from ray_pools.core.unplaceable import unplaceable
 from ray_pools.errors import PoolsError, shown
 
 NODE_TIMEOUT_S = 30.0
@@ -23,6 +26,19 @@ def ray_facts() -> dict[str, Any]:
     except Exception as problem:  # noqa: BLE001 - whatever Ray raises: it is what there is to say
         autoscaler = f"unknown ({shown(str(problem), 120)})"
     return {"version": ray.__version__, "autoscaler": autoscaler}
+
+
+def misplaced(pools: Iterable[PoolConfig]) -> dict[str, str]:
+    """Pool to why its placement fits no node, where the nodes and their types are known from here."""
+    if not ray.is_initialized():  # to ask would start a cluster
+        return {}
+    try:
+        cluster = RayAutoscaler("ray-pools-doctor").cluster()
+    except Exception:  # noqa: BLE001 - whatever Ray or the file raises: then they are not known
+        return {}
+    if cluster is None:
+        return {}
+    return {pool.name: why for pool in pools if (why := unplaceable(pool, cluster))}
 
 
 def actors(namespace: str) -> dict[str, dict[str, Any]]:

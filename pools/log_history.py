@@ -77,6 +77,23 @@ def history(
     return [decision for decision, _ in zip(merged, range(limit), strict=False)]
 
 
+def why_not_placed(store: str, pool: str, request: str) -> str:
+    """Why the pool gave its newest grant of the request back, as its log has it since its snapshot; else "".
+
+    Raises:
+        NoLog, PoolsError: the log can't be read from here.
+    """
+    reader = open_reader(store, pool_log(pool))
+    why = ""
+    try:
+        for _, event in events(reader, next(_starts(reader, pool_log(pool))).seq + 1):
+            if isinstance(event, ev.Ending) and event.id == request:
+                why = event.why
+    finally:
+        reader.close()
+    return why
+
+
 def _newest(store: str, log: str, limit: int, wanted: Callable[[Decision], bool]) -> list[Decision]:
     """The newest decisions of one log, newest first. The whole log is read only if there is not enough after its
     snapshot.

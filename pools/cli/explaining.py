@@ -16,7 +16,7 @@ from ray_pools.cli.output import (
     print_table,
 )
 from ray_pools.counting import counted
-from ray_pools.errors import Refused
+from ray_pools.errors import PoolsError, Refused
 
 if TYPE_CHECKING:
     from ray_pools.client import Client
@@ -43,6 +43,7 @@ def explained(client: Client, id: str) -> dict[str, Any]:
     """The request, and what each of its pools says of it. Refused (`unknown_id`) for one that nobody knows."""
     from ray_pools.client import Explanation
     from ray_pools.core.explain import admission_text
+    from ray_pools.core.quota import PAUSED
     from ray_pools.core.records import positive
 
     view = client.get(id)
@@ -68,7 +69,21 @@ def explained(client: Client, id: str) -> dict[str, Any]:
             pools[pool] = {"pool": pool, "cause": cause, "text": text}
     else:
         pools = client.explain(id, estimate=view["state"] == "queued")
+        for pool, each in pools.items():
+            if each.get("cause") == PAUSED and (reason := _why_not_placed(client, pool, id)):
+                each["reason"] = reason
+                each["text"] = f"{each['text']} ({reason})"
     return {"request": dict(view), "pools": pools, "text": str(Explanation(view, pools))}
+
+
+def _why_not_placed(client: Client, pool: str, id: str) -> str:
+    """Out of the pool's log, which a machine that is not the head's need not have; then nothing more is said."""
+    from ray_pools.log_history import why_not_placed
+
+    try:
+        return why_not_placed(str(client.config()["store"]), pool, id)
+    except PoolsError:
+        return ""
 
 
 def _policy(wire: dict[str, Any]) -> Any:

@@ -268,6 +268,7 @@ def _look_at_status(found: Findings, namespace: str) -> None:
     prewarm = status.get("prewarm") or {}
     if prewarm.get("error"):
         found.add("warn", "prewarming", str(prewarm["error"]))
+    _look_at_placement(found, config)
     from ray_pools.cli.status import cut_text, outside_text
 
     for pool, cut in (prewarm.get("cut") or {}).items():
@@ -277,3 +278,11 @@ def _look_at_status(found: Findings, namespace: str) -> None:
         found.add("warn", "prewarming", f"{text} (last {prewarm['overwritten_by']}); it was put right")
     for each in (status.get("outside") or {}).get("jobs") or ():
         found.add("warn", "GPUs outside of the pools", outside_text(each))
+
+
+def _look_at_placement(found: Findings, config: dict[str, Any]) -> None:
+    from ray_pools.actors.doctor import misplaced
+    from ray_pools.core.config_rules import PoolConfig
+
+    for pool, why in misplaced(PoolConfig.from_wire(wire) for wire in config["pools"]).items():
+        found.add("warn", f"placement of pool {pool}", f"what it grants can't be placed: {why}")
