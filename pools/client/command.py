@@ -138,14 +138,14 @@ class CommandRun:
             self._events.put(problem)
 
     def _why_it_waits(self) -> tuple[Any, str]:
-        """In words, and what of it is worth a line when it changes: a place in the queue changes too often. None for
-        the moment in which the pools take back the slot that was just left.
+        """In words, and what of it is worth a line when it changes: a place in the queue changes too often. None while
+        it does not wait: the pools take back the slot that was just left, or a grant is on its way here.
         """
         try:
             said = self._ticket.explain()
         except PoolsError as problem:
             return str(problem), f"waiting: {problem}"
-        if said.view["state"] == "preempting":
+        if said.view["state"] != "queued":
             return None, ""
         causes = {pool: each.get("cause") for pool, each in said.items()}
         return (said.view["state"], causes), str(said)
@@ -188,6 +188,8 @@ class CommandRun:
         slot.stopped()
         self._say(str(ending))
         if left < 0:
+            # it is over as soon as its pool says so, as preempted: a cancel would overtake that
+            self._gave_up = True
             raise SlotPreempted(self._ticket.id, "no retries left")
         self._say(f"queued again, {counted(left, 'retry')} left")
 
