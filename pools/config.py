@@ -330,9 +330,29 @@ def _first_error(problem: ValidationError, file: YamlFile) -> BadInput:
         return BadInput(path_text(path), MISSING, f"needed; the keys here are {', '.join(known)}", where)
     if error["type"] == "extra_forbidden":
         return BadInput(path_text(path), error["input"], unknown_key(path[-1], known), where)
+    if error["type"] == "float_type" and (number := _as_number(error["input"])):
+        return BadInput(
+            path_text(path), error["input"], f"a number, which YAML reads as one only as {number}", where
+        )
     return BadInput(
         path_text(path), error["input"], _EXPECTED_BY_TYPE.get(error["type"], error["msg"]), where
     )
+
+
+def _as_number(value: object) -> str:
+    """How YAML wants what it took for text, such as `1e3`: with a point and a sign; "" for what is no number."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        text = repr(float(value.replace("_", "")))
+    except ValueError:
+        return ""
+    if not text[-1].isdecimal():  # nan and infinities are no seconds
+        return ""
+    mantissa, e, exponent = text.partition("e")
+    if not e:
+        return text
+    return f"{mantissa if '.' in mantissa else f'{mantissa}.0'}e{exponent if exponent[0] in '+-' else f'+{exponent}'}"
 
 
 def _model_at(path: tuple[str | int, ...]) -> type[_Model]:

@@ -98,7 +98,7 @@ BROKEN = (
         "requester: b, priority: 9",
         "requester: b, reserved: {gpu: 3}",
         7,
-        "since other policies reserve 2",
+        "at most 2, since others reserve 2 of pool p's capacity 4 before it: a 2",
     ),
     ("requester: b, priority: 9", "requester: b, limit: {tpu: 3}", 7, "a key of pool p: gpu"),
     ("{pool: q, requester: a}", "{pool: z, requester: a}", 6, "the name of a pool: p, q"),

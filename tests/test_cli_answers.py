@@ -202,3 +202,19 @@ def test_another_store_is_said_to_have_no_effect_yet() -> None:
         " and `pools up`"
     )
     assert "word" not in store_note({"store": "redis://:word@h:1/0"}, "redis://:word@h:2/0")
+
+
+@pytest.mark.usefixtures("nobody")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("run", "-r", "team", "-g", "1", "--lease", "-1", "true"), "--lease = -1.0: "),
+        (("run", "-r", "team", "--cpus", "1e-9", "true"), "--cpus = '1e-9': "),
+        (("run", "-r", "team", "-g", "1", "--retries", "-1", "true"), "--retries = -1: "),
+    ],
+)
+def test_errors_name_the_option_that_was_typed(command: tuple[str, ...], said: str) -> None:
+    """Not the argument of a function behind it, which nobody typed."""
+    result = called(*command)
+    assert result.exit_code == 2
+    assert error_of(result).startswith(said)

@@ -81,7 +81,7 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         (("-r", "team", "--bundle", "cpus=1e-9"), "bundles[0].cpus = '1e-9'"),
         (("-r", "team", "--cpus", "1e-9"), "cpus = '1e-9': a finite number of CPUs"),
         (("-r", "team", "--cpus", "1e-9"), "no exponent"),
-        (("-r", "team", "--lease", "0.01"), "lease_s = 0.01: 1 s or more, or 0 for no lease"),
+        (("-r", "team", "--lease", "0.01"), "--lease = 0.01: 1 s or more, or 0 for no lease"),
     ],
 )
 def test_wrong_use_is_said_before_a_cluster_is_asked_for(

@@ -82,7 +82,11 @@ def test_policies_are_attached_replaced_listed_and_detached(live: ShellPools) ->
 
 def test_a_policy_that_breaks_a_rule_is_refused(live: ShellPools) -> None:
     before = live.seq()
-    assert "at most 2" in done(live, "policy", "attach", "c", "p", "--reserved", "gpu=3", code=2)
+    refused = done(live, "policy", "attach", "c", "p", "--reserved", "gpu=3", code=2)
+    assert (
+        "--reserved gpu = 3: at most 2, since others reserve 2 of pool p's capacity 4 before it: a 2"
+        in refused
+    )
     assert "--reserved" in done(live, "policy", "attach", "c", "p", "--reserved", "gpu", code=2)
     assert live.seq() == before
 

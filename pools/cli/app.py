@@ -6,7 +6,9 @@ Exit codes: 0 done, 1 the answer is no, 2 wrong use, 3 the cluster can't be reac
 from __future__ import annotations
 
 import errno
+import functools
 import importlib
+import re
 from typing import Any
 
 import click
@@ -14,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from ray_pools import __version__
 from ray_pools.cli.output import Failed, Interrupted
-from ray_pools.errors import PoolsError
+from ray_pools.errors import BadInput, PoolsError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("ray_pools.cli.lifecycle:up", "Bring the pools of a configuration up."),
@@ -130,6 +132,39 @@ class OneLineCommand(_OneLineErrors, click.Command):
     """A command that is called by itself, without the group."""
 
 
+def _in_words_of_options(command: click.Command) -> click.Command:
+    """The command, whose errors name the options that were typed, not the arguments that these became."""
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        _in_words_of_options(each)
+    called = command.callback
+    if isinstance(command, click.Group) or called is None or hasattr(called, "names_options"):
+        return command
+    options = {
+        name: parameter.opts[0]
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and parameter.name
+        for name in (parameter.name, f"{parameter.name}_s")
+    }
+
+    @functools.wraps(called)
+    def renamed(*arguments: Any, **named: Any) -> Any:
+        try:
+            return called(*arguments, **named)
+        except BadInput as problem:
+            # an amount of one of several policies is that of the one that was typed: `policies[5].reserved.gpu`
+            field = re.sub(r"^policies\[\d+\]\.", "", problem.field)
+            option = options.get(field.partition(".")[0])
+            inside = "." in field and field == problem.field  # of a file, or of a value that has parts
+            if option is None or inside or problem.where:
+                raise
+            typed = " ".join([option, *field.split(".")[1:]])
+            raise BadInput(typed, problem.value, problem.expected) from None
+
+    renamed.names_options = True  # type: ignore[attr-defined]
+    command.callback = renamed
+    return command
+
+
 class LazyGroup(_OneLineErrors, click.Group):
     """Loads a command when it is called."""
 
@@ -141,7 +176,7 @@ class LazyGroup(_OneLineErrors, click.Group):
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        return _in_words_of_options(command)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names and help as above, so that a Tab loads no command."""

@@ -8,6 +8,7 @@ keys in a fixed order, so that the same configuration always packs to the same b
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -224,13 +225,26 @@ def _check_shares(pool: PoolConfig, policies: list[tuple[int, PolicyConfig]]) ->
                 expected = f"at most the pool's capacity {capacity[key]}"
                 problems.append(Problem((*path, "reserved", key), amount, expected, 9))
             elif reserved_sum[key] + amount > capacity[key]:
+                others = _listed_shares(policies, index, key)
                 expected = (
-                    f"at most {max(0, capacity[key] - reserved_sum[key])}, since other policies reserve "
-                    f"{reserved_sum[key]} of pool {pool_name}'s capacity {capacity[key]}"
+                    f"at most {max(0, capacity[key] - reserved_sum[key])}, since others reserve"
+                    f" {reserved_sum[key]} of pool {pool_name}'s capacity {capacity[key]} before it: {others}"
                 )
                 problems.append(Problem((*path, "reserved", key), amount, expected, 9))
             reserved_sum[key] += amount
     return problems
+
+
+def _listed_shares(policies: list[tuple[int, PolicyConfig]], before: int, key: str) -> str:
+    """Who reserves how much of the key in the policies before this one."""
+    shares = (
+        f"{policy.requester} {amount}"
+        for index, policy in policies
+        if index < before and (amount := _integers(policy.reserved).get(key, 0))
+    )
+    return _listed(
+        itertools.islice(shares, 11)
+    )  # as many as are shown, for each of many policies may be wrong
 
 
 def _check_placement(pool: PoolConfig, path: Path) -> list[Problem]:
