@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from .core import explain
+from .config_difference import difference_words
+from .core import access, explain
 from .core import records as ev
 from .core.coordinator_state import CoordinatorState
 from .core.pool_state import PoolState
@@ -130,14 +131,28 @@ class _CoordinatorTeller:
         self.state = state
 
     def hear(self, seq: int, at: float, event: Any) -> Iterator[Decision]:
+        changed = self._changed(event) if isinstance(event, ev.Changed) else ""
         self.state.apply(event, at)
         id = str(getattr(event, "id", ""))
         known = self.state.requests.get(id)
-        text = self._text(event)
+        text = changed or self._text(event)
         if text:
             requester = known.requester if known is not None else ""
             said = f"{_named(id, requester)}: {text}" if id and not isinstance(event, ev.Submitted) else text
             yield Decision(COORDINATOR, seq, at, type(event).__name__, id, requester, said)
+
+    def _changed(self, event: ev.Changed) -> str:
+        """What is other than before, not all that is there now. Before the event is applied."""
+        state = self.state
+        before = {
+            "pools": [pool.to_wire() for pool in state.pools.values()],
+            "policies": [p.to_wire() for name in state.pools for p in state.policies_of(name)],
+            "requesters": state.requester_keys,
+            "limits": {name: state.limit(name) for name in access.LIMITS},
+            "timings": state.timings,
+        }
+        by = f", by operator {event.by}" if event.by else ""
+        return f"configuration {event.version}{by}: {'; '.join(difference_words(before, event.changes))}"
 
     def _text(self, event: Any) -> str:
         if isinstance(event, ev.Submitted):

@@ -279,3 +279,28 @@ def test_a_reader_that_is_gone_ends_the_command(start: Callable[..., Run]) -> No
     run.fake.until(lambda: first.told == ["term"])
     first.end(-signal.SIGTERM)
     assert run.ended.result(30) == 143
+
+
+@pytest.mark.parametrize(
+    ("bundles", "said"),
+    [
+        ([{"GPU": 4.0}], ""),
+        (
+            [{"GPU": 3.0}, {"GPU": 3.0}],
+            "2 bundles, and the command sees 3 GPUs of 6, those of the first bundle",
+        ),
+        ([{"GPU": 1.0}, {"GPU": 1.0}], "the command sees 1 GPU of 2"),
+        ([{"CPU": 8.0}, {"CPU": 8.0}], "2 bundles, and the command has the first"),
+    ],
+)
+def test_a_request_that_was_split_is_said_to_be(
+    start: Callable[..., Run], bundles: list[dict[str, float]], said: str
+) -> None:
+    """Fault: a training that was given six GPUs runs on three, and nobody says so."""
+    run = start()
+    run.fake.grant("r1", placement={"pg": "", "bundles": bundles})
+    run.fake.until(lambda: bool(run.attempts))
+    run.attempts[-1].end(0)
+    assert run.ended.result(30) == 0
+    lines = [line for line in run.said if line.startswith("it is more than a node has")]
+    assert [said in line for line in lines] == ([True] if said else [])

@@ -316,6 +316,7 @@ def test_history_says_what_was_decided_and_why(live: ShellPools) -> None:
 
     newest = texts()
     assert newest[0].startswith("configuration 2, by operator ")
+    assert newest[0].endswith(": ~ pool q: state open -> cordoned")  # what changed, not what there is
     assert any(
         text.startswith("a2 of a: nominated for gpu 2: b1 of b must stop, since it takes its share")
         for text in newest

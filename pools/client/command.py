@@ -10,7 +10,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..counting import counted
@@ -41,6 +41,18 @@ Say = Callable[[str], None]
 
 class Preempted:
     """The slot is called back, or gone."""
+
+
+def split_words(bundles: Sequence[Mapping[str, float]]) -> str:
+    """What is to be said where a request is larger than a node and was split: its command runs in the first part."""
+    if len(bundles) < 2:
+        return ""
+    counts = [bundle.get("GPU", 0.0) for bundle in bundles]
+    what = f"sees {counted(int(counts[0]), 'GPU')} of {sum(counts):g}" if any(counts) else "has the first"
+    return (
+        f"it is more than a node has: {len(bundles)} bundles, and the command {what}, those of the first bundle;"
+        " its tasks can use the others (pools.current_slot().options())"
+    )
 
 
 class CommandRun:
@@ -155,6 +167,8 @@ class CommandRun:
     def _run_in(self, slot: Slot) -> int | None:
         """The exit code; None when the request waits for another slot."""
         self._say(f"granted in {slot.pool}, attempt {slot.k}")
+        if not self._submission.bundles and (words := split_words(slot.bundles)):
+            self._say(words)
         if self._on_grant is not None:
             self._on_grant(slot)
         over = threading.Event()
