@@ -160,7 +160,8 @@ def test_requests_by_hand(operator: Place) -> None:
     assert "three" in waited.stdout
     assert "`pools cancel three`" in waited.stderr
     rejected = operator.run("pools", "submit", "-r", "nobody", "-g", "1", "--id", "four", code=1)
-    assert "no_policy" in rejected.stdout
+    assert rejected.stdout == "four rejected\n"
+    assert "no_policy: requester nobody has no policy" in rejected.stderr
 
     status = operator.json("status")
     assert status["pools"]["counted"]["held"] == {"licence": 2}

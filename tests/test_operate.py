@@ -393,3 +393,13 @@ def test_completion_offers_commands_without_loading_them() -> None:
         env={**env, "COMP_WORDS": "pools pool cor", "COMP_CWORD": "2"},
     )  # fmt: skip
     assert within.stdout.strip() == "plain,cordon"
+
+
+def test_a_rejected_submit_says_why_once_and_with_numbers(live: ShellPools) -> None:
+    """As `pools why` does: who is refused need not ask again for what it asked too much of."""
+    result = live.run("submit", "-r", "b", "-g", "5", "--id", "big")
+    assert (result.exit_code, result.stdout) == (1, "big rejected\n")
+    assert result.stderr == (
+        "pools: error: request 'big' is rejected: p: exceeds_capacity: it asks for 5 gpu; p has 4 in all;"
+        " q: no_policy: requester b has no policy on q\n"
+    )

@@ -289,12 +289,21 @@ def test_why_goes_without_an_estimate_where_actors_of_before_can_not_say(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "code", "said"), [("2", 0, "t2 would stop 1 in p (b)"), ("9", 1, "t2 would be rejected")]
+    ("gpus", "code", "said"),
+    [
+        ("2", 0, "t2 would stop 1 in p (b)"),
+        ("9", 1, "t2 would be rejected: p: exceeds_capacity: it asks for 9 gpu; p has 4 in all"),
+    ],
 )
 def test_the_command(
     ahead: pools.Client, monkeypatch: pytest.MonkeyPatch, gpus: str, code: int, said: str
 ) -> None:
     monkeypatch.setattr("ray_pools.cli.would.connect", lambda *_: contextlib.nullcontext(ahead))
+    config = {
+        "pools": [{"name": "p", "capacity": {"gpu": 4}}],
+        "policies": [PolicyConfig("p", "t2").to_wire()],
+    }
+    monkeypatch.setattr(ahead, "config", lambda: config)
     result = CliRunner().invoke(cli, ["would", "-r", "t2", "--gpus", gpus])
     assert result.exit_code == code, result.output
     assert said in result.output

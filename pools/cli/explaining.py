@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,9 +43,7 @@ def why(id: str, address: str | None, namespace: str, as_json: bool) -> None:
 def explained(client: Client, id: str) -> dict[str, Any]:
     """The request, and what each of its pools says of it. Refused (`unknown_id`) for one that nobody knows."""
     from ray_pools.client import Explanation
-    from ray_pools.core.explain import admission_text
     from ray_pools.core.quota import PAUSED
-    from ray_pools.core.records import positive
 
     view = client.get(id)
     if view is None:
@@ -53,20 +52,7 @@ def explained(client: Client, id: str) -> dict[str, Any]:
         )
     pools: dict[str, dict[str, Any]]
     if view["state"] == "rejected":
-        config = client.config()
-        capacity = {pool["name"]: pool["capacity"] for pool in config["pools"]}
-        policies = {p["pool"]: p for p in config["policies"] if p["requester"] == view["requester"]}
-        amounts = positive(view["amounts"].items())
-        pools = {}
-        for pool, cause in view["causes"].items():
-            policy = policies.get(pool)
-            text = cause.replace("_", " ")
-            if pool in capacity:
-                as_policy = _policy(policy) if policy else None
-                text = admission_text(
-                    cause, view["requester"], pool, amounts, view["preemptible"], capacity[pool], as_policy
-                )
-            pools[pool] = {"pool": pool, "cause": cause, "text": text}
+        pools = not_admitted(client, view["requester"], view["amounts"], view["preemptible"], view["causes"])
     else:
         pools = client.explain(id, estimate=view["state"] == "queued")
         for pool, each in pools.items():
@@ -74,6 +60,37 @@ def explained(client: Client, id: str) -> dict[str, Any]:
                 each["reason"] = reason
                 each["text"] = f"{each['text']} ({reason})"
     return {"request": dict(view), "pools": pools, "text": str(Explanation(view, pools))}
+
+
+def not_admitted(
+    client: Client,
+    requester: str,
+    amounts: Mapping[str, int],
+    preemptible: bool,
+    causes: Mapping[str, str],
+) -> dict[str, dict[str, Any]]:
+    """Why each pool does not admit such a request, with the numbers of the configuration."""
+    from ray_pools.core.explain import admission_text
+    from ray_pools.core.records import positive
+
+    config = client.config()
+    capacity = {pool["name"]: pool["capacity"] for pool in config["pools"]}
+    policies = {p["pool"]: p for p in config["policies"] if p["requester"] == requester}
+    pools = {}
+    for pool, cause in causes.items():
+        policy = policies.get(pool)
+        text = cause.replace("_", " ")
+        if pool in capacity:
+            as_policy = _policy(policy) if policy else None
+            asked = positive(amounts.items())
+            text = admission_text(cause, requester, pool, asked, preemptible, capacity[pool], as_policy)
+        pools[pool] = {"pool": pool, "cause": cause, "text": text}
+    return pools
+
+
+def not_admitted_text(said: Mapping[str, Mapping[str, Any]]) -> str:
+    """The same on one line."""
+    return "; ".join(f"{pool}: {each['cause']}: {each['text']}" for pool, each in sorted(said.items()))
 
 
 def _why_not_placed(client: Client, pool: str, id: str) -> str:

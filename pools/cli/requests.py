@@ -24,7 +24,7 @@ from ray_pools.cli.output import (
 )
 from ray_pools.cli.times import parse_since
 from ray_pools.cli.tokens import token_of
-from ray_pools.errors import PoolsError, SlotError, WaitTimeout
+from ray_pools.errors import PoolsError, Refused, SlotError, SlotRejected, WaitTimeout
 from ray_pools.keys import key_in_file
 from ray_pools.limits import LEASE_MIN_S
 
@@ -113,12 +113,24 @@ def submit(
             note = f"request {ticket.id} waits on{until}: `pools cancel {ticket.id}` ends it"
             raise Interrupted(interrupt, note) from None
         view = dict(ticket.view)
+        if isinstance(problem, SlotRejected) and view["causes"]:
+            problem = Refused(
+                "rejected", f"request {view['id']!r} is rejected: {_why_rejected(client, view)}"
+            )
     if as_json:
         print_json(view)
     else:
-        click.echo(f"{view['id']} {state_text(view)}")
+        click.echo(f"{view['id']} {state_text(view, causes=False)}")
     if problem is not None:
         raise problem
+
+
+def _why_rejected(client: Client, view: dict[str, Any]) -> str:
+    """With the numbers, as `pools why` has them."""
+    from ray_pools.cli.explaining import not_admitted, not_admitted_text
+
+    said = not_admitted(client, view["requester"], view["amounts"], view["preemptible"], view["causes"])
+    return not_admitted_text(said)
 
 
 def _first_answer(ticket: Ticket, timeout_s: float | None) -> None:

@@ -39,9 +39,19 @@ def would(
             pool_resources=resource or None,
             preemptible=not non_preemptible,
         )
+        text = str(found)
+        if found.answer == "rejected" and found.causes:
+            from ray_pools.cli.explaining import not_admitted, not_admitted_text
+            from ray_pools.client import Submission
+
+            asked = Submission(
+                requester, gpus=gpus, cpus=cpus, memory=memory, pool_resources=resource or None
+            )
+            said = not_admitted(client, requester, asked.amounts, not non_preemptible, found.causes)
+            text = f"would be rejected: {not_admitted_text(said)}"
     if as_json:
         print_json(found._asdict())
     else:
-        click.echo(f"{requester} {found}")
+        click.echo(f"{requester} {text}")
     if found.answer == "rejected":
         raise click.exceptions.Exit(1)
