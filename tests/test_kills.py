@@ -283,7 +283,7 @@ def say(what):
 CLIENT = """
 client = pools.connect(quiet=True)
 say("ready")
-ends_at = time.monotonic() + float(sys.stdin.readline())
+ends_at = float(sys.stdin.readline()) + time.monotonic()  # in this order: it begins when it is told
 for number in itertools.count():
     if time.monotonic() >= ends_at:
         break
@@ -308,7 +308,7 @@ KILLER = """
 up(sys.argv[2])
 client = pools.connect(quiet=True)
 say("ready")
-ends_at = time.monotonic() + float(sys.stdin.readline())
+ends_at = float(sys.stdin.readline()) + time.monotonic()  # in this order: it begins when it is told
 pause = threading.Event()
 while time.monotonic() < ends_at:
     name = chance.choice(["coordinator", *POOLS])
