@@ -17,7 +17,6 @@ from ray_pools.actors.metrics import add_cluster_gauges
 from ray_pools.actors.peer import BEAT_S, PeerCaller, answer_to, beat_after_s, message_of
 from ray_pools.actors.shell import Deferred, Later, Shell
 from ray_pools.actors.views import config_of, matching, view_of
-from ray_pools.actors.waiters import Waiters
 from ray_pools.actors.wishes import Wishes
 from ray_pools.core import access, commands, holders, picture
 from ray_pools.core.bundles import validate_options
@@ -55,7 +54,7 @@ class CoordinatorShell(Shell):
         self.namespace = namespace
         self.options = options
         # who is woken when a request changes: by its client's id, and by its own for those of others that follow it
-        self._waiters = Waiters()
+        self._waiters: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
         self._peers: dict[str, PeerCaller] = {}
         # pool -> what its message showed: that its log lost something, or this one
         self._losses: dict[str, ShorterLog] = {}
@@ -75,10 +74,10 @@ class CoordinatorShell(Shell):
             CoordinatorMeter(self.state), namespace, options, partial(add_cluster_gauges, self)
         )
         self.schedule_turn()
+        self.loop.call_later(_FORGET_EVERY_S, self._forget)
+        self.loop.call_later(_ASK_EVERY_S, self._ask_unanswered)
         self._beat_s = float(options.get("beat_s", BEAT_S))
-        beat = (beat_after_s(self._beat_s), self._beat)
-        for timer in ((_FORGET_EVERY_S, self._forget), (_ASK_EVERY_S, self._ask_unanswered), beat):
-            self.loop.call_later(*timer)
+        self.loop.call_later(beat_after_s(self._beat_s), self._beat)
 
     # --- the core
 
@@ -98,8 +97,11 @@ class CoordinatorShell(Shell):
             if request is None:
                 continue
             if request.phase == FINAL:
-                self.finals(id, partial(self.view, request))
-            self._waiters.wake((("client", request.client), ("id", id)))
+                self.finals(id, self.view(request))
+            for subject in (("client", request.client), ("id", id)):
+                for waiter in self._waiters.get(subject, ()):
+                    if not waiter.done():
+                        waiter.set_result(None)
         for pool in self.state.pools:
             if self.core.has_news(pool):
                 self._peer(pool).poke()
@@ -454,11 +456,18 @@ class CoordinatorShell(Shell):
             return wire.encode_failure(error)
         changes = self._changes(asked)
         if not changes and asked.timeout_s > 0:
+            waiter = self.loop.create_future()
             subjects = [("client", asked.client), *(("id", id) for id in asked.ids)]
-            await self._waiters.wait(subjects, asked.timeout_s)
-            if not self._changes(asked):
-                # nothing happened here, and if another copy of this actor took over, nothing will: so look
-                await self.command([{"op": "quiet"}])
+            for subject in subjects:
+                self._waiters.setdefault(subject, set()).add(waiter)
+            try:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(waiter, asked.timeout_s)
+            finally:
+                for subject in subjects:
+                    self._waiters[subject].discard(waiter)
+                    if not self._waiters[subject]:
+                        del self._waiters[subject]
             changes = self._changes(asked)
         return wire.encode_changes(self.state.seq, changes)
 
@@ -468,7 +477,6 @@ class CoordinatorActor:
 
     async def __init__(self, store_address: str, namespace: str, options: dict[str, Any]) -> None:  # type: ignore[misc]
         self._shell = CoordinatorShell(store_address, namespace, options)
-        await self._shell.listen()
 
     async def call(self, request: bytes) -> bytes:
         """Operations, and their results."""

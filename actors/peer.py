@@ -11,7 +11,6 @@ from typing import Any
 import ray
 
 from ray_pools import wire
-from ray_pools.actors import direct
 from ray_pools.core.link import SHORTER_LOG, Message, ShorterLog
 from ray_pools.errors import PoolsError, Refused
 
@@ -19,8 +18,6 @@ log = logging.getLogger("ray_pools")
 
 _CALL_TIMEOUT_S = 10.0
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.05, 1.0
-# A peer that can't be reached without Ray is not tried again sooner.
-_CONNECT_EVERY_S = 10.0
 # After this long without an answer, others stop waiting for it.
 SILENT_AFTER_S = 5.0
 # Coordinator and pool exchange a message at least this often (and a fifth more or less), also where nothing happens:
@@ -28,17 +25,19 @@ SILENT_AFTER_S = 5.0
 BEAT_S = 5.0
 
 
-def exchange_op(me: str, message: Message, *, to_older: bool = True) -> dict[str, Any]:
-    """The call of an exchange. An older version reads `message`, and has no direct connections; a newer one `whole`,
-    and answers as wholly.
-    """
-    older = {"message": message.to_wire(whole=False)} if to_older else {}
-    return {"op": "exchange", "from": me, **older, "whole": message.to_wire()}
+def exchange_op(me: str, message: Message) -> dict[str, Any]:
+    """The call of an exchange. An older version reads `message`; a newer one `whole`, and answers as wholly."""
+    return {
+        "op": "exchange",
+        "from": me,
+        "message": message.to_wire(whole=False),
+        "whole": message.to_wire(),
+    }
 
 
 def message_of(op: Mapping[str, Any]) -> Message:
     """The message of an exchange."""
-    return Message(*(op["whole"] if "whole" in op else op["message"]))
+    return Message(*op.get("whole", op["message"]))
 
 
 def answer_to(op: Mapping[str, Any], message: Message) -> list[Any]:
@@ -67,9 +66,6 @@ class PeerCaller:
         self._outgoing, self._incoming, self._silent = outgoing, incoming, silent
         self._loop = asyncio.get_running_loop()
         self._handle: Any = None
-        self._line: direct.Line | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._connect_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -93,8 +89,6 @@ class PeerCaller:
     def close(self) -> None:
         """Nothing more is told."""
         self._closed = True
-        if self._line is not None:
-            self._line.close()
 
     def _after_delay(self) -> None:
         self._timer = None
@@ -143,42 +137,11 @@ class PeerCaller:
             raise said
 
     async def _exchange(self, message: Message) -> Message:
-        line = self._line if self._line is not None and self._line.up else None
-        if line is None:  # by Ray; and with the answer comes where the peer can be reached without
-            request = wire.encode_request([exchange_op(self.me, message), {"op": "ping"}])
-            response = await asyncio.wait_for(self._by_ray(request), _CALL_TIMEOUT_S)
-            result, said = wire.decode_response(response, 2, self.actor_name)
-            self._look(wire.value_of(said).get("direct"))
-            return Message(*wire.value_of(result))
-        try:
-            request = wire.encode_request([exchange_op(self.me, message, to_older=False)])
-            response = await line.call(request, _CALL_TIMEOUT_S)
-        except BaseException:
-            line.close()  # the next word goes by Ray, which knows what became of the peer
-            raise
-        (result,) = wire.decode_response(response, 1, self.actor_name)
-        return Message(*wire.value_of(result))
-
-    async def _by_ray(self, request: bytes) -> bytes:
         if self._handle is None:  # blocks while the GCS is down: never on the loop
             self._handle = await self._loop.run_in_executor(
                 None, lambda: ray.get_actor(self.actor_name, namespace=self.namespace)
             )
-        response: bytes = await self._handle.call.remote(request)
-        return response
-
-    def _look(self, place: Mapping[str, Any] | None) -> None:
-        now = self._loop.time()
-        if place and direct.allowed() and self._connecting is None and now >= self._connect_at:
-            self._connect_at = now + _CONNECT_EVERY_S
-            self._connecting = self._loop.create_task(self._connect(place))
-
-    async def _connect(self, place: Mapping[str, Any]) -> None:
-        try:
-            line = await direct.connect(place)
-            if line is not None and self._closed:
-                line.close()
-            elif line is not None:
-                self._line, self._connect_at = line, 0.0
-        finally:
-            self._connecting = None
+        request = wire.encode_request([exchange_op(self.me, message)])
+        response = await asyncio.wait_for(self._handle.call.remote(request), _CALL_TIMEOUT_S)
+        (result,) = wire.decode_response(response, 1, self.actor_name)
+        return Message(*wire.value_of(result))

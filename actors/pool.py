@@ -206,7 +206,6 @@ class PoolActor:
         self, store_address: str, namespace: str, pool: str, options: dict[str, Any]
     ) -> None:
         self._shell = PoolShell(store_address, namespace, pool, options)
-        await self._shell.listen()
 
     async def call(self, request: bytes) -> bytes:
         """Operations, and their results."""
@@ -214,4 +213,4 @@ class PoolActor:
 
     async def wait(self, request: bytes) -> bytes:
         """Clients wait at the coordinator; a pool has nothing to wait for yet."""
-        return await self._shell.wait(request)
+        return wire.encode_failure(PoolsError("a client waits at the coordinator, not at a pool"))

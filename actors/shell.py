@@ -23,7 +23,6 @@ import msgpack
 
 from ray_pools import wire
 from ray_pools.actors.clock import ManualClock, make_clock
-from ray_pools.actors.direct import Listener, allowed
 from ray_pools.actors.metrics import SEND_EVERY_S, Meter, MetricsFeed, More, RaySink
 from ray_pools.core import records as ev
 from ray_pools.errors import BadInput, PoolsError, Refused
@@ -104,12 +103,10 @@ class Shell:
         self._inbox: list[Command] = []
         self._turn_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
         self._on_final: dict[str, list[tuple[Command, int]]] = {}
         self._snapshot_seq = 0
         self._append_s = 0.0
         self.metrics: MetricsFeed | None = None
-        self._listener: Listener | None = None
         self.state = self._folded()
         self.clock = make_clock(clock, self.state.clock)
         self.core = self.new_core(self.state)
@@ -242,27 +239,21 @@ class Shell:
             self._undo(batch, error, soft)
             return
         try:
-            self._defer(results)
-            # others first: who is answered has less to wait for than who is waited for
-            self.after_turn(step)
             self._answer(results)
             if self.metrics is not None and step.events:
                 self.metrics.hear(step.events, self.core.now, self._append_s)
+            self.after_turn(step)
             self._arm_timer()
         except Exception:
             log.exception("%s: a durable turn can't be answered", self.name)
             self._die("what is durable is answered by its successor")
 
-    def _defer(self, results: Sequence[tuple[Command, int, Any]]) -> None:
-        """The turn is durable: these callers wait for what this turn, or a later one, makes final."""
+    def _answer(self, results: Sequence[tuple[Command, int, Any]]) -> None:
+        """The turn is durable: tell the callers."""
         for command, index, result in results:
             if isinstance(result, Deferred):
                 self._on_final.setdefault(result.id, []).append((command, index))
-
-    def _answer(self, results: Sequence[tuple[Command, int, Any]]) -> None:
-        """The turn is durable: tell the others."""
-        for command, index, result in results:
-            if not isinstance(result, Deferred):
+            else:
                 command.done(index, result.make() if isinstance(result, Later) else result)
 
     def _carry_out(self, op: dict[str, Any]) -> Any:
@@ -296,29 +287,20 @@ class Shell:
                     command.done(index, shown)
         self._arm_timer(retry_s=1.0)
 
-    def finals(self, id: str, make: Callable[[], Any]) -> None:
-        """Whoever waits for the request to be final is answered, with what `make` gives."""
-        if waiting := self._on_final.pop(id, None):
-            result = make()
-            for command, index in waiting:
-                command.done(index, result)
+    def finals(self, id: str, result: Any) -> None:
+        """Whoever waits for the request to be final is answered."""
+        for command, index in self._on_final.pop(id, ()):
+            command.done(index, result)
 
     def _arm_timer(self, retry_s: float = _TIMER_MAX_S) -> None:
-        """A turn comes at the latest when time brings something. One that comes too early finds nothing to do."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if isinstance(self.clock, ManualClock):
             return
         at = self.next_event_at()
         delay = retry_s if at is None else min(max(at - self.clock.now(), 0.001), _TIMER_MAX_S)
-        due = self.loop.time() + delay
-        if self._timer is not None:
-            if self._timer_due <= due:
-                return
-            self._timer.cancel()
-        self._timer, self._timer_due = self.loop.call_at(due, self._on_timer), due
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.schedule_turn()
+        self._timer = self.loop.call_later(delay, self.schedule_turn)
 
     # --- the face (docs/protocol.md, "Wire")
 
@@ -336,26 +318,12 @@ class Shell:
             [wire.failed(r) if isinstance(r, PoolsError) else wire.ok(r) for r in results]
         )
 
-    async def wait(self, request: bytes) -> bytes:
-        """The long poll of a client; only the coordinator has one."""
-        return wire.encode_failure(PoolsError("a client waits at the coordinator, not at a pool"))
-
-    async def listen(self) -> None:
-        """Takes direct calls at this node's address, too."""
-        import ray
-
-        if allowed():
-            self._listener = Listener({"call": self.call, "wait": self.wait})
-            await self._listener.start(ray.util.get_node_ip_address())
-
     # --- operations that every actor has
 
     def _op_ping(self, op: dict[str, Any]) -> dict[str, Any]:
         from ray_pools import __version__
 
-        place = self._listener.place if self._listener is not None else None
         return {
-            **({"direct": place} if place is not None else {}),
             "name": self.name,
             "epoch": self.epoch,
             "seq": self.state.seq,

@@ -91,9 +91,6 @@ class FakePools:
     def holder(self) -> dict[str, str]:
         return {}
 
-    def close(self) -> None:
-        pass
-
     def start(self, actor: str, method: str, data: bytes) -> Future[bytes]:
         with self._lock:
             if self.down is not None:

@@ -1,7 +1,7 @@
 """The shells of coordinator and pools on an event loop of their own, without Ray: live actors for clients and commands.
 
 All is real but the calls between processes, which are calls of `call` here, and placement groups. The store is sqlite,
-so that commands that read logs find them. `direct`: actors listen, and peers and clients use direct connections.
+so that commands that read logs find them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,11 +22,11 @@ from click.testing import CliRunner, Result
 from ray_pools import wire
 from ray_pools.actors import deploy
 from ray_pools.actors.coordinator import CoordinatorShell
-from ray_pools.actors.peer import PeerCaller
+from ray_pools.actors.peer import PeerCaller, exchange_op
 from ray_pools.actors.pool import PoolShell
 from ray_pools.client import Client
-from ray_pools.client.line import Lines, TryAgain
 from ray_pools.config import load_config
+from ray_pools.core.link import Message
 from ray_pools.core.timings import TIMINGS
 
 OPTIONS: dict[str, Any] = {
@@ -64,16 +64,14 @@ class NoGroups:
 class ShellPools:
     """A transport, and the actors behind it."""
 
-    def __init__(self, store: str, namespace: str, direct: bool = False) -> None:
-        self.store, self.namespace, self.direct = store, namespace, direct
-        self._lines = Lines(lambda actor: self._call(actor, "call", wire.encode_request([{"op": "ping"}])))
+    def __init__(self, store: str, namespace: str) -> None:
+        self.store, self.namespace = store, namespace
         self.shells: dict[str, Any] = {}
         self._had_ray = ray.is_initialized()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shells", daemon=True)
         self._thread.start()
-        self._made = [mock.patch.object(PeerCaller, "_by_ray", self._calls_of_peers())]
-        self._made.append(mock.patch("ray.util.get_node_ip_address", return_value="127.0.0.1"))
+        self._made = [mock.patch.object(PeerCaller, "_exchange", self._exchanger())]
         self._made.append(mock.patch("ray_pools.actors.pool.Placer", NoGroups))
         for name in ("add_pools", "end_pools"):
             self._made.append(mock.patch.object(deploy, name, getattr(self, name)))
@@ -81,21 +79,20 @@ class ShellPools:
             patch.start()
         self._make(wire.coordinator_actor_name(), lambda: CoordinatorShell(store, namespace, dict(OPTIONS)))
 
-    def _calls_of_peers(self) -> Callable[..., Any]:
-        async def by_ray(caller: PeerCaller, request: bytes) -> bytes:
+    def _exchanger(self) -> Callable[..., Any]:
+        async def exchange(caller: PeerCaller, message: Any) -> Any:
             shell = self.shells.get(caller.actor_name)
             if shell is None:
                 raise RuntimeError(f"{caller.actor_name} is not there")
-            response: bytes = await shell.call(request)
-            return response
+            response = await shell.call(wire.encode_request([exchange_op(caller.me, message)]))
+            (result,) = wire.decode_response(response, 1, caller.actor_name)
+            return Message(*wire.value_of(result))
 
-        return by_ray
+        return exchange
 
     def _make(self, name: str, make: Callable[[], Any]) -> None:
         async def run() -> None:
             self.shells[name] = make()
-            if self.direct:
-                await self.shells[name].listen()
 
         asyncio.run_coroutine_threadsafe(run(), self._loop).result(SETTLE_S)
 
@@ -122,18 +119,6 @@ class ShellPools:
         return {}
 
     def start(self, actor: str, method: str, data: bytes) -> Future[bytes]:
-        line = self._lines.get(actor)
-        if line is not None:
-            with suppress(TryAgain):
-                return line.start(method, data)
-        if self.direct:
-            self._lines.look(actor)
-        return self._call(actor, method, data)
-
-    def close(self) -> None:
-        """Of the transport: other clients go on."""
-
-    def _call(self, actor: str, method: str, data: bytes) -> Future[bytes]:
         shell = self.shells.get(actor)
         if shell is None:
             future: Future[bytes] = Future()
@@ -145,7 +130,7 @@ class ShellPools:
         """One operation at the coordinator ("") or a pool."""
         name = wire.pool_actor_name(actor) if actor else wire.coordinator_actor_name()
         (result,) = wire.decode_response(
-            self._call(name, "call", wire.encode_request([op])).result(SETTLE_S), 1
+            self.start(name, "call", wire.encode_request([op])).result(SETTLE_S), 1
         )
         return wire.value_of(result)
 
@@ -216,15 +201,8 @@ class ShellPools:
             return CliRunner().invoke(pools, arguments, input=input, prog_name="pools")
 
     def stop(self) -> None:
-        self._lines.close()
-        for thread in threading.enumerate():  # one that connects would find nobody to close what it made
-            if thread.name == "ray-pools-connect":
-                thread.join(SETTLE_S)
-
         async def close() -> None:
             for shell in self.shells.values():
-                if shell._listener is not None:
-                    shell._listener.close()
                 for peer in getattr(shell, "_peers", {}).values():
                     peer.close()
                 if isinstance(shell, PoolShell):
@@ -234,7 +212,6 @@ class ShellPools:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-            await asyncio.sleep(0.01)  # connections that were aborted are closed in the loop's next rounds
 
         asyncio.run_coroutine_threadsafe(close(), self._loop).result(SETTLE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -248,12 +225,10 @@ class ShellPools:
 
 
 @contextmanager
-def shell_pools(
-    folder: Path, config: str, namespace: str = "pools", *, direct: bool = False
-) -> Iterator[ShellPools]:
+def shell_pools(folder: Path, config: str, namespace: str = "pools") -> Iterator[ShellPools]:
     """The pools of a configuration, in a folder that has it as `pools.yaml`."""
     (folder / "pools.yaml").write_text(config)
-    made = ShellPools(f"sqlite://{folder / 'store'}", namespace, direct)
+    made = ShellPools(f"sqlite://{folder / 'store'}", namespace)
     try:
         made.up(folder / "pools.yaml")
         yield made

@@ -17,9 +17,8 @@ from typing import Any, Generic, TypeVar
 
 from .. import wire
 from ..errors import PoolsError, Unreachable
-from .line import TryAgain
 from .patience import result_of
-from .transport import ATTEMPT_S, Caller, no_answer, shown_actor
+from .transport import ATTEMPT_S, Caller, TryAgain, no_answer, shown_actor
 
 T = TypeVar("T")
 

@@ -51,6 +51,7 @@ _MAKE_SURE_S = 5.0
 # The process that ends waits no longer for this; its leases are the other way.
 _LEAVE_S = 3.0
 
+
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
@@ -146,7 +147,6 @@ class Client(FunctionCalls):
         for ticket in self._live():
             ticket._wake()
         self._background.close()
-        self._transport.close()
 
     # --- asking for capacity
 

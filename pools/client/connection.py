@@ -15,10 +15,9 @@ from ..keys import Keys
 from ..limits import check_integer, check_name
 from .authentication import one_line
 from .background import Background
-from .line import TryAgain
 from .sending import SUBMIT_BATCH
 from .ticket import Ticket
-from .transport import Caller, Transport
+from .transport import Caller, Transport, TryAgain
 from .views import STATES, View, is_final
 
 if TYPE_CHECKING:

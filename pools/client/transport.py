@@ -1,8 +1,7 @@
 """The only place that calls Ray: finding the cluster, an actor by name, and sending it bytes.
 
-Where a direct connection to the coordinator is up (`line.py`), calls go over that instead. A call is sent again when
-its fate is unknown (the actor restarts, the connection is gone): every command is safe to repeat by its id. Answers
-come as futures, so that no thread of ours is ever stuck inside Ray.
+A call is sent again when its fate is unknown (the actor restarts, the connection is gone): every command is safe to
+repeat by its id. Answers come as futures, so that no thread of ours is ever stuck inside Ray.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from .. import wire
 from ..errors import BadInput, PoolsError, Unreachable
 from ..keys import caller_name
 from .authentication import check_token, one_line, refused_by_ray
-from .line import Lines, TryAgain
 from .runtime_env import check_runtime_env
 
 GIVE_UP_S = 60.0
@@ -36,9 +34,11 @@ _PROBE_S = 3.0
 _REFUSALS_ARE_LOGGED = frozenset(("submit", "release", "cancel", "stopped", "renew"))
 
 
-_PING = wire.encode_request([{"op": "ping"}])
-
 log = logging.getLogger("ray_pools")
+
+
+class TryAgain(Exception):
+    """The call may or may not have been carried out; the same call again may get an answer."""
 
 
 class Transport(Protocol):
@@ -55,10 +55,6 @@ class Transport(Protocol):
 
     def holder(self) -> dict[str, str]:
         """This process as its cluster knows it (`ray_pools.core.holders`); {} where that can't be said."""
-        ...
-
-    def close(self) -> None:
-        """Lets go of what it keeps open. Harmless twice; calls are possible all the same."""
         ...
 
 
@@ -138,34 +134,13 @@ class RayTransport:
         # actors that were there once -> since when they are not
         self._missing: dict[str, float | None] = {}
         self._lock = threading.Lock()
-        self._lines = Lines(lambda actor: self._by_ray(actor, "call", _PING))
-        # somebody waits for something here: calls will go on
-        self._stays = False
 
     def start(self, actor: str, method: str, data: bytes) -> Future[bytes]:
         import ray
 
+        outcome: Future[bytes] = Future()
         if not ray.is_initialized():
             raise Unreachable("this process is no longer connected to a Ray cluster: connect again")
-        try:
-            self._same_job()
-        except Exception as problem:  # it leaves the cluster at this moment
-            raise self._translated(actor, problem) from problem
-        line = self._lines.get(actor)
-        if line is not None:
-            with contextlib.suppress(TryAgain):
-                return line.start(method, data)
-        outcome = self._by_ray(actor, method, data)
-        self._stays |= method == "wait"
-        if self._stays and actor == wire.coordinator_actor_name():
-            self._lines.look(actor)
-        return outcome
-
-    def close(self) -> None:
-        self._lines.close()
-
-    def _by_ray(self, actor: str, method: str, data: bytes) -> Future[bytes]:
-        outcome: Future[bytes] = Future()
         try:
             ref = getattr(self._handle(actor), method).remote(data)
             answer = ref.future()
@@ -206,21 +181,14 @@ class RayTransport:
             return {}
         return {key: value for key, value in said.items() if value}
 
-    def _same_job(self) -> None:
-        """If the process left its cluster and came back, a handle of before finds nobody."""
-        import ray
-
-        job = ray.get_runtime_context().get_job_id()
-        if job != self._job:
-            with self._lock:
-                self._job = job
-                self._handles.clear()
-            self._lines.drop()
-
     def _handle(self, actor: str) -> Any:
         import ray
 
+        job = ray.get_runtime_context().get_job_id()
         with self._lock:
+            if job != self._job:  # it left its cluster and came back: a handle of before finds nobody
+                self._job = job
+                self._handles.clear()
             handle = self._handles.get(actor)
             if handle is None:
                 try:

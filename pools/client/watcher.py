@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from .. import wire
 from ..errors import BadInput, PoolsError, ProtocolMismatch, Refused, Unreachable
 from ..limits import BATCH_MAX
-from .line import TryAgain
-from .transport import no_answer
+from .transport import TryAgain, no_answer
 
 if TYPE_CHECKING:
     from .client import Client
@@ -28,8 +27,6 @@ POLL_S = 20.0
 _POLL_SLACK_S = 10.0
 RENEWALS_PER_LEASE = 4
 _ATTEMPT_MIN_S = 1.0
-# A larger answer would hold up the thread that brings it, which is Ray's where there is no direct connection.
-_AT_ONCE_MAX_BYTES = 2**16
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.05, 1.0
 _COORDINATOR = wire.coordinator_actor_name()
 
@@ -112,7 +109,7 @@ class Watcher:
         followed = self._client._followed()
         data = wire.encode_wait(self._client.client_id, self._after, timeout_s, sorted(followed))
         answer: Future[bytes] = self._client._transport.start(_COORDINATOR, "wait", data)
-        answer.add_done_callback(self._hear_at_once)
+        answer.add_done_callback(lambda _: self._wake.set())
         ends_at = time.monotonic() + timeout_s + _POLL_SLACK_S
         while not answer.done():
             left_s = ends_at - time.monotonic()
@@ -126,20 +123,6 @@ class Watcher:
             return None  # its sequence number would skip what they were not asked for
         self._broken |= time.monotonic() > ends_at  # this process was stopped
         return answer.result()
-
-    def _hear_at_once(self, answer: Future[bytes]) -> None:
-        """In the thread that brought the answer: who waits need not wait for this one to wake up, too. What a view says
-        is true whatever becomes of the stream; the thread hears the same again, which changes nothing.
-        """
-        try:
-            if not answer.cancelled() and answer.exception() is None:
-                data = answer.result()
-                if len(data) <= _AT_ONCE_MAX_BYTES:
-                    self._client._heard(wire.decode_changes(data)[1])
-        except Exception as problem:  # noqa: BLE001 - the thread will see what is wrong
-            log.debug("not heard at once: %s", problem)
-        finally:
-            self._wake.set()
 
     def _failed_once(self, problem: Exception) -> None:
         now = time.monotonic()
