@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ray_pools.core.bundles import Bundle
-from ray_pools.core.feasible import Cluster, Node, NodeType
+from ray_pools.core.feasible import Cluster, Node, NodeType, selector_parts
 from ray_pools.core.prewarm import Wish
 from ray_pools.errors import shown
 
@@ -75,13 +75,7 @@ def _amounts(bundle: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
 
 
 def _selector(selector: Mapping[str, str]) -> tuple[Any, ...]:
-    found = []
-    for key, said in selector.items():
-        negated, said = said.startswith("!"), said.removeprefix("!")
-        several = said.startswith("in(") and said.endswith(")")
-        values = said[3:-1].split(",") if several else [said]
-        found.append((key, negated, tuple(sorted(value.strip() for value in values))))
-    return tuple(sorted(found))
+    return tuple(sorted((key, *selector_parts(said)) for key, said in selector.items()))
 
 
 def wishes_of(wanted: Wanted) -> list[Wish]:
@@ -224,9 +218,8 @@ class RayAutoscaler:
             "label_selectors": [dict(each) for each in selectors],
         }
         ray.get(self._coordinator.request_resources.remote(**asked), timeout=_CALL_S)
-        if (
-            again
-        ):  # the same wish is not written again before its next round; a new one is, and all others with it
+        # the same wish is not written again before its next round; a new one is, and all others with it
+        if again:
             nudge = {"requester_id": f"{self._requester} (again)", "resources": [], "expire_after_s": 0.1}
             ray.get(self._coordinator.request_resources.remote(**nudge), timeout=_CALL_S)
         return True

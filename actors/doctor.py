@@ -41,6 +41,12 @@ def misplaced(pools: Iterable[PoolConfig]) -> dict[str, str]:
     return {pool.name: why for pool in pools if (why := unplaceable(pool, cluster))}
 
 
+def placement_warnings(pools: Iterable[PoolConfig]) -> list[str]:
+    """The same, a sentence for each."""
+    found = misplaced(pools).items()
+    return [f"what pool {pool} grants can't be placed: {why}" for pool, why in found]
+
+
 def actors(namespace: str) -> dict[str, dict[str, Any]]:
     """Name -> its ping with `skew_s` (its core's time against the wall clock here), or {"unreachable": why}."""
     found: dict[str, dict[str, Any]] = {}

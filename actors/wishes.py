@@ -15,8 +15,7 @@ from ray_pools.actors.autoscaler import RayAutoscaler
 from ray_pools.actors.cluster_watch import ClusterWatch, Pools, RayTables
 from ray_pools.actors.prewarm import Prewarmer
 from ray_pools.core import access, announcements, commands, prewarm
-from ray_pools.core.bundles import COUNTED, selector_for
-from ray_pools.core.config_rules import DEFAULT_RESOURCES
+from ray_pools.core.bundles import COUNTED, mapping_of, selector_for
 from ray_pools.core.coordinator import Coordinator
 from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.demand import pool_views
@@ -164,9 +163,8 @@ def placing_pools(state: CoordinatorState) -> Pools:
     for name, config in sorted(state.pools.items()):
         if config.placement is None:
             continue
-        mapping = config.placement.get("resources")
-        mapping = DEFAULT_RESOURCES if mapping is None else mapping
-        metered = {str(mapping[key][0]) for key in config.capacity if key in mapping and config.capacity[key]}
+        mapping = mapping_of(config.placement)
+        metered = {mapping[key][0] for key in config.capacity if key in mapping and config.capacity[key]}
         own = metered - {"CPU", "memory"} or metered
         found[name] = selector_for(config.placement), frozenset(own)
     return found

@@ -8,24 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from benchmarks.cycles import ROOMY
 from benchmarks.figures import Figure, middle, ratios, size, verdict
 from benchmarks.live import Bare, Live, live
 
 ROUNDS, BATCHES, COUNT = 5, 20, 100
 PER_BARE_CALL_MIN = 10.0
 
-CONFIG = """
-pools:
-  free: {capacity: {seat: 1000000}, placement: none}
-policies:
-  - {requester: many, pool: free}
-"""
-
 
 def once(bench: Live) -> tuple[float, float]:
     """Seconds until all can be used, and until all are given back."""
     begun = time.perf_counter()
-    tickets = bench.client.submit_many([{"requester": "many", "pool_resources": {"seat": 1}}] * COUNT)
+    tickets = bench.client.submit_many([{"requester": "loops", "pool_resources": {"seat": 1}}] * COUNT)
     for ticket in tickets:
         ticket.wait()
     usable = time.perf_counter() - begun
@@ -37,7 +31,7 @@ def run() -> Iterator[Figure]:
     """The figures, medians of 5 rounds."""
     count = size(BATCHES, 2)
     bare_s, usable_s, all_s = [], [], []
-    with live(CONFIG) as bench:
+    with live(ROOMY) as bench:
         bare = Bare()
         once(bench)
         for _ in range(ROUNDS):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.cycles import side_by_side
+from benchmarks.cycles import ROOMY, side_by_side
 from benchmarks.figures import Figure, middle, ratios, rounds, size, verdict
 from benchmarks.live import live, workers
 
@@ -15,19 +15,12 @@ ROUNDS, SECONDS = 5, 3.0
 PROCESSES = (1, 8, 32)
 OF_PLATEAU_MIN = 0.8
 
-CONFIG = """
-pools:
-  free: {capacity: {seat: 1000000}, placement: none}
-policies:
-  - {requester: loops, pool: free}
-"""
-
 
 def run() -> Iterator[Figure]:
     """The figures, medians of 5 rounds in turn."""
     counts, seconds = size(PROCESSES, (1, 2)), size(SECONDS, 0.2)
     with (
-        live(CONFIG) as bench,
+        live(ROOMY) as bench,
         workers([bench.process("benchmarks.cycles", "slots") for _ in range(max(counts))]) as all_of_them,
     ):
 

@@ -22,6 +22,14 @@ from typing import Any
 
 from benchmarks.live import NAMESPACE_ENV, Worker
 
+ROOMY = """
+pools:
+  free: {capacity: {seat: 1000000}, placement: none}
+policies:
+  - {requester: loops, pool: free}
+"""
+"""A pool that counts only, and has room for all."""
+
 MAX_LEASES = 1_000_000
 """Of the semaphore: nobody waits for anybody, as in a pool with room."""
 

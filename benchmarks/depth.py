@@ -29,6 +29,14 @@ limits: {{waiting_per_requester: 20000}}
 """
 
 
+def seats(first: int, count: int) -> list[dict[str, object]]:
+    """Requests of one seat each, of the requesters in turn."""
+    return [
+        {"requester": f"waits-{number % REQUESTERS}", "pool_resources": {"seat": 1}, "lease_s": 0}
+        for number in range(first, first + count)
+    ]
+
+
 class Full:
     """A pool whose seats are all held, with a queue in front of it."""
 
@@ -41,18 +49,8 @@ class Full:
 
     def _submit(self, count: int) -> None:
         """In the order of the queue: one policy is as good as another, so that the oldest is next."""
-        numbers = range(self._next, self._next + count)
+        self._tickets += self._client.submit_many(seats(self._next, count))
         self._next += count
-        self._tickets += self._client.submit_many(
-            [
-                {
-                    "requester": f"waits-{number % REQUESTERS}",
-                    "pool_resources": {"seat": 1},
-                    "lease_s": 0,
-                }
-                for number in numbers
-            ]
-        )
 
     def step(self) -> None:
         """Grants STEP requests, with the queue as long afterwards as before."""

@@ -94,13 +94,14 @@ def live(config: str, store: Path | None = None) -> Iterator[Live]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-pools-bench-")))
         where = f"sqlite://{store or folder / 'store'}"
         stack.callback(_down, namespace)
-        _up(config, folder, where, namespace)
+        up(config, folder, where, namespace, {"prewarm": False})
         client = connect(namespace=namespace, quiet=True)
         stack.callback(client.close)
         yield Live(client, where, namespace)
 
 
-def _up(config: str, folder: Path, store: str, namespace: str) -> None:
+def up(config: str, folder: Path, store: str, namespace: str, options: Mapping[str, Any]) -> None:
+    """Brings up the pools of a configuration, with options of the coordinator besides its own."""
     from ray_pools.actors import deploy
     from ray_pools.config import load_config
 
@@ -114,7 +115,7 @@ def _up(config: str, folder: Path, store: str, namespace: str) -> None:
             namespace=namespace,
             store=store,
             access=wanted.access(),
-            options={**wanted.timing_options(), "prewarm": False},
+            options={**wanted.timing_options(), **options},
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.depth import REQUESTERS
+from benchmarks.depth import REQUESTERS, seats
 from benchmarks.figures import Figure, middle, size, verdict
 from benchmarks.live import Live, live, rss_mb
 from ray_pools.client import Ticket
@@ -25,11 +25,7 @@ def config(held: int) -> str:
 
 
 def _submit(bench: Live, count: int) -> list[Ticket]:
-    asked = [
-        {"requester": f"waits-{number % REQUESTERS}", "pool_resources": {"seat": 1}, "lease_s": 0}
-        for number in range(count)
-    ]
-    return bench.client.submit_many(asked)
+    return bench.client.submit_many(seats(0, count))
 
 
 def run() -> Iterator[Figure]:

@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from benchmarks import live
 from benchmarks.figures import Figure, middle, ratios, size, verdict
@@ -33,7 +32,7 @@ _LABELS = {"kind": "gpu"}
 _WAIT_S = 300.0
 
 CONFIG = """
-namespace: NAMESPACE
+prewarm: {period_s: 10, linger_s: 0}
 pools:
   gpu:
     capacity: {gpu: 32}
@@ -109,21 +108,7 @@ def bench() -> Iterator[Bench]:
 
 
 def _pools(folder: Path, namespace: str, wished: bool) -> Client:
-    from ray_pools.actors import deploy
-    from ray_pools.config import load_config
-
-    file = folder / f"{namespace}.yaml"
-    file.write_text(CONFIG.replace("NAMESPACE", namespace))
-    wanted = load_config(file, {})
-    options: dict[str, Any] = {"prewarm": wished, "prewarm_period_s": 10.0, "prewarm_linger_s": 0.0}
-    with deploy.empty_directory():
-        deploy.up(
-            wanted.core_pools(),
-            wanted.core_policies(),
-            namespace=namespace,
-            store=f"sqlite://{folder / namespace}",
-            options=options,
-        )
+    live.up(CONFIG, folder, f"sqlite://{folder / namespace}", namespace, {"prewarm": wished})
     return connect(namespace=namespace, quiet=True)
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.cycles import side_by_side
+from benchmarks.cycles import ROOMY, side_by_side
 from benchmarks.figures import Figure, middle, ratios, say, size, verdict
 from benchmarks.live import Bare, Worker, live, quantile, workers
 
@@ -26,13 +26,6 @@ PROCESSES = 4
 TIMES_MAX = 3.0
 _BARE = "ray-pools-benchmark-bare"
 _START_S = 60.0
-
-CONFIG = """
-pools:
-  free: {capacity: {seat: 1000000}, placement: none}
-policies:
-  - {requester: loops, pool: free}
-"""
 
 
 @contextlib.contextmanager
@@ -74,7 +67,7 @@ def run() -> Iterator[Figure]:
         return
     seconds = size(SECONDS, 0.2)
     with contextlib.ExitStack() as stack:
-        bench = stack.enter_context(live(CONFIG))
+        bench = stack.enter_context(live(ROOMY))
         address = stack.enter_context(scheduler())
         bare = Bare(_BARE)
         stack.callback(bare.close)

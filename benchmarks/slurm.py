@@ -20,19 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from benchmarks.cycles import ROOMY
 from benchmarks.figures import Figure, middle, ratios, say, size, verdict
 from benchmarks.live import Bare, live, quantile
 
 ROUNDS, CYCLES = 5, 40
 PROGRAMS = ("slurmctld", "slurmd", "salloc", "sinfo", "munged")
 _START_S = 30.0
-
-CONFIG = """
-pools:
-  free: {capacity: {seat: 1000000}, placement: none}
-policies:
-  - {requester: loops, pool: free}
-"""
 
 SLURM_CONF = """
 ClusterName=benchmark
@@ -155,7 +149,7 @@ def run() -> Iterator[Figure]:
         say(f"slurm: not measured, slurm-wlm is not installed here (no {', '.join(lacking)})")
         return
     count, salloc_s, slot_s, bare_s = size(CYCLES, 3), [], [], []
-    with live(CONFIG) as bench, slurm() as env:
+    with live(ROOMY) as bench, slurm() as env:
         bare = Bare()
 
         def slots() -> list[float]:

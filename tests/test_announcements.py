@@ -26,7 +26,7 @@ from ray_pools.core.config_rules import DRAINING, PolicyConfig, PoolConfig
 from ray_pools.core.coordinator_state import CoordinatorState
 from ray_pools.core.demand import pool_views
 from ray_pools.core.prewarm import target
-from ray_pools.errors import BadInput, Refused
+from ray_pools.errors import BadInput
 from ray_pools.limits import ANNOUNCED_MAX_S, ANNOUNCEMENTS_MAX
 from ray_pools.log_words import words
 
@@ -342,4 +342,3 @@ def test_durations_are_read() -> None:
     ]
     with pytest.raises(BadInput, match="15m"):
         parse_duration("soon", "--for")
-    assert Refused  # what the coordinator says goes through as it is

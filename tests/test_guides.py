@@ -67,7 +67,7 @@ def test_blocks_are_of_a_kind_that_is_checked_here(page: str) -> None:
     assert {kind for kind in kinds if kind} <= {"console", "python"}
 
 
-@pytest.mark.parametrize("page", [*PAGES, "prewarming"])
+@pytest.mark.parametrize("page", [*PAGES, "prewarming", "configuration"])
 def test_links_lead_to_files_and_their_headings(page: str) -> None:
     for link, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", text_of(page)):
         target = (DOCS / link).resolve() if link else DOCS / f"{page}.md"

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -282,10 +282,7 @@ def test_a_wish_outlives_the_gcs_and_is_put_right_where_somebody_wrote_over_it(t
             gcs = Gcs(live).kill_and_start()
             try:
                 line.note("the GCS is killed, and started anew")
-                until = time.monotonic() + WAIT_S
-                while not _is(ours):
-                    assert time.monotonic() < until
-                    time.sleep(LOOK_S)
+                until_it_stands(ours)
                 line.note("the wish is back")
                 told = int(coordinator(live)["prewarm"]["overwritten"])
                 beside = Process(live, "beside_live.py", "foreign")
@@ -294,8 +291,7 @@ def test_a_wish_outlives_the_gcs_and_is_put_right_where_somebody_wrote_over_it(t
                     line.note("somebody else called request_resources")
                     eventually(live, lambda said: said["prewarm"]["overwritten"] > told)
                     line.note("noticed")
-                    while standing() != ours:
-                        time.sleep(LOOK_S)
+                    until_it_stands(ours)
                     line.note("put right")
                 finally:
                     beside.close()
@@ -310,11 +306,14 @@ def test_a_wish_outlives_the_gcs_and_is_put_right_where_somebody_wrote_over_it(t
         redis.kill()
 
 
-def _is(wanted: Wanted) -> bool:
-    try:
-        return standing() == wanted
-    except Exception:  # noqa: BLE001 - it is away
-        return False
+def until_it_stands(wanted: Wanted) -> None:
+    until = time.monotonic() + WAIT_S
+    while True:
+        with suppress(Exception):  # the GCS may be away
+            if standing() == wanted:
+                return
+        assert time.monotonic() < until, f"never: {wanted}"
+        time.sleep(LOOK_S)
 
 
 def test_ray_data_beside_the_pools_and_both_have_their_nodes(tmp_path: Path) -> None:

@@ -43,11 +43,11 @@ def apply(config: str, dry_run: bool, address: str | None, as_json: bool) -> Non
         if other and wanted.store != default_store(wanted.namespace, os.environ):  # which no file asks for
             progress(f"warning: {other}")
             warnings.append(other)
-        from ray_pools.actors.doctor import misplaced
+        from ray_pools.actors.doctor import placement_warnings
 
-        for pool, why in misplaced(wanted.core_pools().values()).items():
-            progress(f"warning: what pool {pool} grants can't be placed: {why}")
-            warnings.append(f"what pool {pool} grants can't be placed: {why}")
+        for warning in placement_warnings(wanted.core_pools().values()):
+            progress(f"warning: {warning}")
+            warnings.append(warning)
         change_running(client, changes, dry_run=dry_run, as_json=as_json, warnings=warnings)
 
 

@@ -228,9 +228,8 @@ def let_it_end() -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         return
-    if (
-        signal.getsignal(signal.SIGTERM) is not _raise_terminated
-    ):  # nothing was connected, or `pools run` has its own
+    # else nothing was connected, or `pools run` has its own
+    if signal.getsignal(signal.SIGTERM) is not _raise_terminated:
         return
     came: list[int] = []
 

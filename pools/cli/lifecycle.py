@@ -83,13 +83,13 @@ def _start_local(cluster: str | None, config: Path) -> LocalCluster:
 
 def _bring_up(config: Config) -> dict[str, Any]:
     from ray_pools.actors import deploy
-    from ray_pools.actors.doctor import misplaced
+    from ray_pools.actors.doctor import placement_warnings
 
     options = {**config.timing_options(), "clock": "wall"}
     with deploy.empty_directory():
         connect_ray(None)
-        for pool, why in misplaced(config.core_pools().values()).items():
-            progress(f"warning: what pool {pool} grants can't be placed: {why}")
+        for warning in placement_warnings(config.core_pools().values()):
+            progress(f"warning: {warning}")
         return deploy.up(
             config.core_pools(),
             config.core_policies(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import click
 from ray_pools.cli.connection import json_option
 from ray_pools.cli.output import amounts_text, print_json, print_table, progress
 from ray_pools.cli.store_place import store_option
-from ray_pools.cli.times import UNITS_S
+from ray_pools.cli.times import UNITS_S, seconds_in
 from ray_pools.counting import counted
 from ray_pools.errors import BadInput
 from ray_pools.limits import SECONDS_MAX
@@ -37,8 +36,8 @@ class Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gene
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([smhd]?)", str(value).strip())
-        if match is None or (seconds := float(match[1]) * UNITS_S[match[2] or "s"]) > SECONDS_MAX:
+        seconds = seconds_in(str(value))
+        if seconds is None or seconds > SECONDS_MAX:
             self.fail(
                 f"{value!r}: seconds, or a number with s, m, h or d, at most {SECONDS_MAX} s", param, ctx
             )

@@ -10,12 +10,18 @@ from ray_pools.errors import BadInput
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
+def seconds_in(said: str) -> float | None:
+    """`90s`, `15m`, `2h` or `1d` in seconds; a number alone is seconds. None for what is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([smhd]?)", said.strip())
+    return None if found is None else float(found[1]) * UNITS_S[found[2] or "s"]
+
+
 def parse_duration(said: str, option: str) -> float:
-    """`90s`, `15m`, `2h` or `1d` in seconds; a number alone is seconds. BadInput for what is none."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", said.strip())
+    """As `seconds_in`. BadInput for what is none."""
+    found = seconds_in(said)
     if found is None:
         raise BadInput(option, said, "a duration such as 90s, 15m or 2h")
-    return float(found[1]) * UNITS_S[found[2] or "s"]
+    return found
 
 
 def parse_since(said: str, now: float, option: str = "--since") -> float:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_pools.core import records as ev
-from ray_pools.core.bundles import bundles_for
-from ray_pools.core.config_rules import DEFAULT_RESOURCES, DRAINING, PoolConfig
+from ray_pools.core.bundles import bundles_for, mapping_of
+from ray_pools.core.config_rules import DRAINING
 from ray_pools.errors import BadInput, Refused
 from ray_pools.limits import (
     ANNOUNCED_MAX_S,
@@ -182,7 +182,7 @@ def _check(state: CoordinatorState, wanted: Asked) -> None:
             raise Refused(
                 "no_policy", f"requester {wanted.requester!r} has no policy on pool {wanted.pool!r}"
             )
-    mapped = _mapped(config)
+    mapped = mapping_of(config.placement)
     for key, amount in wanted.amounts:
         if key not in mapped:
             expected = f"a key for which pool {wanted.pool!r} has nodes: {', '.join(sorted(mapped))}"
@@ -196,11 +196,6 @@ def _check(state: CoordinatorState, wanted: Asked) -> None:
                 f"amounts.{key}", amount, f"at most {limit}, the limit of {wanted.requester!r} there"
             )
     bundles_for(dict(wanted.amounts), config.placement)
-
-
-def _mapped(config: PoolConfig) -> set[str]:
-    resources = (config.placement or {}).get("resources")
-    return set(DEFAULT_RESOURCES if resources is None else resources)
 
 
 def take_back(

@@ -37,7 +37,7 @@ def bundles_for(
     options = options or {}
     if placement is None or options.get("placement") == COUNTED:
         return []
-    mapping = _mapping_of(placement)
+    mapping = mapping_of(placement)
     mapped = {key: amount for key, amount in amounts.items() if key in mapping and amount > 0}
     if not mapped:
         return []
@@ -169,8 +169,9 @@ def _ray_bundle(share: Mapping[str, int], mapping: Mapping[str, tuple[str, float
     return dict(sorted(bundle.items()))
 
 
-def _mapping_of(placement: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
-    resources = placement.get("resources")
+def mapping_of(placement: Mapping[str, Any] | None) -> dict[str, tuple[str, float]]:
+    """Key to Ray's resource and how many of the key's units one of it is, as the pool says; else by default."""
+    resources = (placement or {}).get("resources")
     pairs = DEFAULT_RESOURCES if resources is None else resources
     return {key: (str(resource), float(divisor)) for key, (resource, divisor) in pairs.items()}
 

@@ -63,11 +63,17 @@ class Feasible(NamedTuple):
     nodes: dict[str, int]
 
 
-def selects(said: str, label: str | None) -> bool:
-    """As Ray's label selectors: a value, `in(a, b)`, or either behind a `!`."""
+def selector_parts(said: str) -> tuple[bool, tuple[str, ...]]:
+    """A label selector of Ray, which is a value, `in(a, b)`, or either behind a `!`: is it negated, and its values."""
     negated, said = said.startswith("!"), said.removeprefix("!")
     values = said[3:-1].split(",") if said.startswith("in(") and said.endswith(")") else [said]
-    return (label in {value.strip() for value in values}) != negated
+    return negated, tuple(sorted(value.strip() for value in values))
+
+
+def selects(said: str, label: str | None) -> bool:
+    """The selector takes a node with this label; None: with no such label."""
+    negated, values = selector_parts(said)
+    return (label in values) != negated
 
 
 def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:

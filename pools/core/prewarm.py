@@ -17,8 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import BadInput
-from .bundles import Bundle, bundles_for, ray_amount, resource_totals, selector_for
-from .config_rules import DEFAULT_RESOURCES
+from .bundles import Bundle, bundles_for, mapping_of, ray_amount, resource_totals, selector_for
 
 WAITING_MAX = 2_000
 """So far down a queue the pass looks: beyond, nothing starts soon."""
@@ -109,9 +108,8 @@ def _bundles_or_none(
 
 def _cap(pool: PoolView) -> dict[str, float]:
     """The pool's capacity in Ray's resources. Not of CPU: bundles carry some that nobody is charged for."""
-    resources = (pool.placement or {}).get("resources")
     cap: dict[str, float] = {}
-    for key, (resource, divisor) in (DEFAULT_RESOURCES if resources is None else resources).items():
+    for key, (resource, divisor) in mapping_of(pool.placement).items():
         if resource != "CPU" and pool.capacity.get(key):
             cap[resource] = cap.get(resource, 0.0) + ray_amount(pool.capacity[key], divisor)
     return dict(sorted(cap.items()))

@@ -6,9 +6,7 @@ that is over, again and again (docs/rules.md section 7).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from .bundles import mapping_of, selector_for
 from .config_rules import PoolConfig
 from .feasible import Cluster, matches
 
@@ -20,16 +18,16 @@ def unplaceable(pool: PoolConfig, cluster: Cluster) -> str:
     kinds += [(node.resources, node.labels) for node in cluster.nodes]
     if placement is None or not kinds:
         return ""
-    labels: Mapping[str, str] = placement.get("labels") or {}
+    labels = selector_for(placement)
     fitting = [resources for resources, has in kinds if matches(labels, has)]
     if not fitting:
-        said = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
+        said = ", ".join(f"{key}={value}" for key, value in labels.items())
         return f"no node has labels {said}, nor has any node type"
-    mapping: Mapping[str, Any] = placement.get("resources") or {}
-    for key in sorted({*pool.capacity, *(placement.get("node") or {})} & mapping.keys()):
+    mapping, nodes = mapping_of(placement), placement.get("node") or {}
+    for key in sorted({*pool.capacity, *nodes} & mapping.keys()):
         resource, divisor = mapping[key]
         most = max(float(resources.get(resource, 0.0)) for resources in fitting)
-        node = (placement.get("node") or {}).get(key)
+        node = nodes.get(key)
         if not most and (node or pool.capacity.get(key)):
             which = "node with its labels" if labels else "node"
             return f"no {which} has any {resource} (its {key}), nor has any node type"
